@@ -1,0 +1,37 @@
+# make demo  installs brim and runs the whole story on any machine, no GPU needed
+# make test  installs what tests need and runs every check that CI runs
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types unit zoo install clean
+
+demo: install
+	$(BIN)/brim demo
+
+test: lint types unit zoo
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,train,watch,datasets]'
+	touch $(STAMP)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+unit: install
+	$(BIN)/pytest -n 2 -m 'not zoo' -q
+
+# Real training scripts, one at a time: a verdict about time needs the cores to itself.
+zoo: install
+	$(BIN)/pytest -m zoo -q
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,3 @@
+from brim.cli.main import main
+
+raise SystemExit(main())

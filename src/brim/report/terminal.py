@@ -1,0 +1,178 @@
+"""The verdict in a terminal: one sentence, the account as a bar, findings, what to change.
+
+Everything is readable at 80 columns, without colour, and in an ASCII terminal.  Text from the
+measured job never reaches the terminal as it is: see :func:`brim.report.words.clean`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from brim.diagnose.causes import CAUSES, REPORTED_FROM
+from brim.record.findings import Diagnosis, Finding, Remedy
+from brim.report import words
+from brim.report.palette import ACCENTS, ASCII_GLYPHS, GLYPHS, accent_of, cells, in_order
+from brim.units import percent
+
+_ASCII: Final = str.maketrans({"×": "x", "–": "-", "·": "|", "µ": "u", "•": "*", "→": ">"})
+_WIDEST: Final = 120
+"""Lines longer than this are not easier to read."""
+
+
+class _Page:
+    """Prints pieces of text with a hanging indent, each line within the width."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.width = max(20, min(console.width, _WIDEST))
+        self.unicode = console.encoding.lower().replace("-", "").startswith("utf")
+
+    def text(self, text: str, style: str = "") -> Text:
+        """Foreign or own text as a span; characters that the terminal lacks are replaced."""
+        said = words.clean(text)
+        if not self.unicode:
+            encoding = self._console.encoding
+            said = said.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+        return Text(said, style=style, end="")
+
+    def line(self, *pieces: Text, mark: Text | None = None, indent: int = 0) -> None:
+        """One paragraph, wrapped; ``mark`` hangs before its first line, or stands above it."""
+        start = Text(" " * indent, end="")
+        if mark is not None and indent + mark.cell_len > self.width // 2:
+            self.line(mark, indent=indent)
+            start.append("  ")
+        elif mark is not None:
+            start = Text.assemble(start, mark, " ", end="")
+        body = Text.assemble(*pieces, end="")
+        room = max(10, self.width - start.cell_len)
+        for number, wrapped in enumerate(body.wrap(self._console, room, overflow="fold")):
+            wrapped.rstrip()
+            before = start if number == 0 else Text(" " * start.cell_len, end="")
+            self._print(Text.assemble(before, wrapped) if wrapped.plain else Text(""))
+
+    def blank(self) -> None:
+        self._print(Text(""))
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def render(diagnosis: Diagnosis, console: Console, *, all_frameworks: bool = False) -> None:
+    """Print a diagnosis.
+
+    Remedies are worded for the first of ``diagnosis.frameworks`` that they know, else for plain
+    PyTorch; ``all_frameworks`` prints every wording.
+    """
+    page = _Page(console)
+    page.line(page.text(words.verdict(diagnosis), "bold"))
+    page.blank()
+    _account(page, diagnosis)
+    _figures(page, diagnosis)
+    if diagnosis.findings:
+        for rank, finding in enumerate(diagnosis.findings, 1):
+            _finding(page, rank, finding, diagnosis.frameworks, all_frameworks)
+    else:
+        _healthy(page, diagnosis)
+    _window(page, diagnosis)
+
+
+def _account(page: _Page, diagnosis: Diagnosis) -> None:
+    flops = words.has_flops(diagnosis)
+    entries = in_order([e for e in diagnosis.account if e.share > 0])
+    glyphs = GLYPHS if page.unicode else ASCII_GLYPHS
+    marks = [
+        Text(glyphs[i % len(glyphs)], style=ACCENTS[accent_of(e.cause, e.part)].style)
+        for i, e in enumerate(entries)
+    ]
+    bar = Text(end="")
+    for mark, n in zip(marks, cells([e.share for e in entries], page.width), strict=True):
+        bar.append(mark.plain * n, style=mark.style)
+    page.line(bar)
+    longest = max((len(words.part(e, flops=flops)) for e in entries), default=0)
+    for mark, entry in zip(marks, entries, strict=True):
+        share = page.text(f"{percent(entry.share):>7}  ", "bold")
+        part = page.text(f"{words.part(entry, flops=flops):<{longest}} ")
+        caused = entry.cause in CAUSES
+        name = page.text(words.slice_name(entry, flops=flops), "" if caused else "dim")
+        page.line(name, mark=Text.assemble(mark, " ", share, part))
+
+
+def _figures(page: _Page, diagnosis: Diagnosis) -> None:
+    """A row of figures; none is torn from its label at the end of a line."""
+    rows: list[list[Text]] = []
+    room = 0
+    for label, value in words.figures(diagnosis.metrics):
+        shown, name = page.text(value), page.text(label, "dim")
+        pair = (shown, name) if label.endswith("/s") else (name, shown)
+        figure = Text(" ").join(pair)
+        if figure.cell_len > room:
+            rows.append([figure])
+            room = page.width - figure.cell_len
+        else:
+            rows[-1] += [page.text(" · ", "dim"), figure]
+            room -= figure.cell_len
+        room -= len(" · ")
+    if rows:
+        page.blank()
+    for row in rows:
+        page.line(*row)
+
+
+def _finding(
+    page: _Page, rank: int, finding: Finding, frameworks: list[str], all_frameworks: bool
+) -> None:
+    page.blank()
+    cause = page.text(finding.cause, f"bold {ACCENTS[accent_of(finding.cause)].style}")
+    headline = page.text(f"  {words.headline(finding)}")
+    page.line(cause, headline, mark=page.text(f"{rank}", "bold"))
+    meaning = words.meaning(finding.cause)
+    if meaning:
+        page.line(page.text(meaning[0].upper() + meaning[1:] + "."), indent=2)
+    for seen in finding.evidence:
+        page.line(page.text(seen), mark=page.text("•", "dim"), indent=2)
+    if finding.where:
+        page.line(page.text(words.place(finding.where)), mark=page.text("at", "dim"), indent=2)
+    for remedy in finding.remedies:
+        _remedy(page, remedy, frameworks, all_frameworks)
+
+
+def _remedy(page: _Page, remedy: Remedy, frameworks: list[str], all_frameworks: bool) -> None:
+    summary = page.text(remedy.summary, "bold")
+    price = page.text(f" ({words.price(remedy)})", "dim")
+    page.line(summary, price, mark=page.text("→", "green"), indent=2)
+    settings = words.ordered_settings(remedy, frameworks)
+    for name, setting in settings if all_frameworks else settings[:1]:
+        label = page.text(f"{words.framework(name)}:", "dim")
+        if "\n" in setting.strip():
+            page.line(label, indent=4)
+            for row in setting.strip("\n").split("\n"):
+                page.line(page.text(row, "cyan"), indent=6)
+        else:
+            page.line(page.text(setting.strip(), "cyan"), mark=label, indent=4)
+
+
+def _healthy(page: _Page, diagnosis: Diagnosis) -> None:
+    page.blank()
+    threshold = percent(REPORTED_FROM).replace(".0", "")
+    page.line(page.text(f"Nothing to cure: no cause takes {threshold} of the time.", "green"))
+    left = words.remains(diagnosis.account)
+    if left:
+        flops = words.has_flops(diagnosis)
+        said = ", ".join(f"{words.slice_name(e, flops=flops)} {percent(e.share)}" for e in left)
+        page.line(page.text(f"What remains: {said}."))
+
+
+def _window(page: _Page, diagnosis: Diagnosis) -> None:
+    page.blank()
+    rows = [("measured", words.window(diagnosis))]
+    if diagnosis.device:
+        rows.append(("device", diagnosis.device))
+    if "overhead" in diagnosis.metrics:
+        cost = f"{percent(diagnosis.metrics['overhead'])} of step time"
+        rows.append(("cost of measuring", cost))
+    rows += [("note", note) for note in diagnosis.notes]
+    for label, said in rows:
+        page.line(page.text(said, "dim"), mark=page.text(f"{label}:", "dim"))

@@ -1,0 +1,1 @@
+"""The fast trainer: configuration, step, loop, precision, optimizer, checkpoints."""

@@ -1,0 +1,1 @@
+"""What runs inside or beside a measured job: injection, hooks, sampling."""

@@ -61,12 +61,25 @@ def _parser(verb: str | None) -> tuple[argparse.ArgumentParser, Verb | None]:
     return parser, command
 
 
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before ``--`` and what stands behind: the user's command, never parsed."""
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the value is the process's exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     verb = next((w for w in words if not w.startswith("-")), None)
+    words, behind = _split(words)
     parser, command = _parser(verb)
     args = parser.parse_args(words)
+    if behind:
+        if not hasattr(args, "command"):
+            parser.error(f"{verb} takes no command after --")
+        args.command = behind
     assert command is not None, "argparse accepted a verb that is not in VERBS"
     try:
         return command.run(args)

@@ -1,0 +1,140 @@
+"""``brim diagnose``: from a command, a trace or an earlier run to its account."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brim.errors import GOOD, OVER_THRESHOLD, InputError, UsageError
+
+if TYPE_CHECKING:
+    from brim.record.findings import Diagnosis
+
+
+class Command:
+    """Say what the device loses and why, in a command, a trace or an earlier run."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "brim diagnose [options] (-- COMMAND … | RUN_DIR | TRACE …)"
+        parser.add_argument("what", nargs="*", metavar="RUN_DIR|TRACE")
+        parser.add_argument("--steps", type=_positive, default=100, help="steps to measure (100)")
+        parser.add_argument(
+            "--warmup", type=int, help="steps to leave out first (found by itself)", metavar="N"
+        )
+        parser.add_argument(
+            "--json", type=Path, metavar="FILE", help="write findings.json here too"
+        )
+        parser.add_argument(
+            "--html", type=Path, metavar="FILE", help="write a report for a browser"
+        )
+        parser.add_argument(
+            "--fail-above",
+            type=_share,
+            metavar="SHARE",
+            help="exit code 3 when a finding takes more than this share of the time (0.2, 20%%)",
+        )
+        parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR",
+                            help="where run directories go (runs)")  # fmt: skip
+        parser.add_argument(
+            "--all-frameworks", action="store_true", help="word every remedy in all"
+        )
+        parser.set_defaults(command=[])
+
+    def run(self, args: argparse.Namespace) -> int:
+        if args.command and args.what:
+            raise UsageError(
+                f"both a command and {args.what[0]} were given",
+                hint="diagnose one of them: brim diagnose -- COMMAND, or brim diagnose RUN_DIR",
+            )
+        if args.command:
+            code, diagnosis = _measure(args)
+            stream = sys.stderr
+        elif args.what:
+            code, diagnosis, stream = GOOD, _load([Path(p) for p in args.what], args), sys.stdout
+        else:
+            raise UsageError(
+                "nothing to diagnose",
+                hint="brim diagnose -- python train.py …, or a run directory, or a trace",
+            )
+        _show(diagnosis, args, stream)
+        if code == GOOD and args.fail_above is not None and _above(diagnosis, args.fail_above):
+            return OVER_THRESHOLD
+        return code
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of steps")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share: give 0.2 or 20%")
+    return value
+
+
+def _above(diagnosis: Diagnosis, limit: float) -> bool:
+    return any(f.share > limit for f in diagnosis.findings)
+
+
+def _load(paths: list[Path], args: argparse.Namespace) -> Diagnosis:
+    from brim.cli.load import load_diagnosis
+    from brim.cli.measured import judge
+    from brim.record.run import is_run
+
+    if len(paths) == 1 and is_run(paths[0]):
+        return judge(paths[0], warmup=args.warmup)
+    return load_diagnosis(paths)
+
+
+def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
+    """Run the command with the hooks in it; its exit code and what was seen."""
+    from brim import __version__
+    from brim.cli.measured import host_facts, judge
+    from brim.observe import launch
+    from brim.observe.devices import Sampler
+    from brim.record import run as runs
+
+    command = launch.resolve(args.command)
+    folder = _folder(args, host_facts(), __version__)
+    print(f"brim: watching, records in {folder}", file=sys.stderr)
+    options = launch.Options(steps=args.steps, warmup=args.warmup)
+    begin = time.monotonic()
+    with Sampler(folder, period_s=0.5):
+        code = launch.run(command, launch.environment(folder, options))
+    runs.finish(folder, exit_code=code, wall_s=time.monotonic() - begin)
+    return code, judge(folder, warmup=args.warmup)
+
+
+def _folder(args: argparse.Namespace, host: dict[str, object], version: str) -> Path:
+    from brim.record.run import create
+
+    try:
+        return create(args.runs, args.command, host, version)
+    except OSError as error:
+        raise InputError(
+            f"{args.runs}: cannot make a run directory ({error.strerror})",
+            hint="choose another place with --runs DIR",
+        ) from None
+
+
+def _show(diagnosis: Diagnosis, args: argparse.Namespace, stream: object) -> None:
+    from rich.console import Console
+
+    from brim.record import findings
+    from brim.report.terminal import render
+
+    if args.json is not None:
+        findings.write(args.json, diagnosis)
+    if args.html is not None:
+        from brim.report.html import write_html
+
+        write_html(diagnosis, args.html)
+    console = Console(file=stream, width=None)  # type: ignore[arg-type]
+    render(diagnosis, console, all_frameworks=args.all_frameworks)

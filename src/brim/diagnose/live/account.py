@@ -1,0 +1,333 @@
+"""All ranks' windows as one diagnosis: the account sums to 1, each finding shows its evidence."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from brim.diagnose import remedies
+from brim.diagnose.causes import COMPUTE, REPORTED_FROM, UNKNOWN
+from brim.diagnose.gain import gain
+from brim.diagnose.live import computes, hosts, inputs, ranks, stacks
+from brim.diagnose.live.clues import Clue
+from brim.diagnose.live.evidence import Evidence, gather
+from brim.diagnose.live.inputs import Machine
+from brim.diagnose.live.loaders import Workers
+from brim.diagnose.live.loaders import gather as gather_workers
+from brim.diagnose.live.window import choose, describe
+from brim.record.devices import HostSample
+from brim.record.findings import Confidence, Diagnosis, Entry, Finding, Part, Window, check
+from brim.record.run import Run
+
+# Time that a kind holds is the clues' to explain; what they leave of it is unknown.
+_DIRECT = {
+    "input": ("input.",),
+    stacks.PREPARE: ("input.main-process",),
+    stacks.QUEUE: ("input.",),
+    "gc": ("host.gc",),
+    "collect": ("memory.cache-flush",),
+    "flush": ("memory.cache-flush",),
+    "compile": ("host.recompile",),
+    stacks.COMPILE: ("host.recompile",),
+    "save": ("host.periodic",),
+    stacks.SAVE: ("host.periodic",),
+    stacks.LOG: ("host.periodic",),
+    stacks.EVALUATE: ("host.periodic",),
+    stacks.TRACE: ("host.debug-mode",),
+    stacks.RECOMPUTE: ("compute.recompute",),
+    stacks.COMM: ("comm.",),
+}
+_BUSY = (stacks.COMPUTE,)
+_PARTS: dict[str, Part] = {"compute": "busy-lost", "comm": "busy-not-computing"}
+
+_RANKING: dict[Confidence, int] = {"low": 0, "medium": 1, "high": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """One rank's evidence and what it points to."""
+
+    evidence: Evidence
+    workers: Workers | None
+    clues: list[Clue]
+
+    @property
+    def wall(self) -> float:
+        """The window, and a start-up that is part of what was seen."""
+        once = sum(c.seconds for c in self.clues if c.cause == "input.startup")
+        return self.evidence.wall + once
+
+
+def diagnose_run(run: Run, *, warmup: int | None = None) -> Diagnosis:
+    """The account of a run without a device: the training thread plays the device.
+
+    A run in which no process trained gives an account that is ``unknown`` and says so.
+    """
+    found = look(run, warmup=warmup)
+    if not found or not any(r.evidence.wall > 0 for r in found):
+        return _nothing(run)
+    seconds = _sum_up(found)
+    total = sum(r.wall for r in found)
+    account = _account(seconds, total)
+    shares = {e.cause: e.share for e in account}
+    frameworks = remedies.frameworks(found[0].evidence.process.versions, run.info.command)
+    findings = _findings(found, shares, frameworks)
+    first = found[0].evidence
+    return check(
+        Diagnosis(
+            verdict=sentence(findings, account),
+            window=Window(
+                steps=len(first.chosen.steps),
+                wall_s=first.wall,
+                ranks=len(found),
+                chosen=f"{first.chosen.why}; {describe(first.chosen)}",
+            ),
+            account=account,
+            findings=findings,
+            device="the training thread (no accelerator)",
+            frameworks=frameworks,
+            metrics=metrics(found),
+            notes=notes(run, found),
+            details={"steps": _step_rows(found)},
+        )
+    )
+
+
+def look(run: Run, *, warmup: int | None = None) -> list[Rank]:
+    """Evidence and clues of each rank."""
+    evidences = [gather(p, choose(p, warmup=warmup)) for p in run.processes]
+    machine = _machine(run, evidences)
+    stall = _memory_stall(run, evidences)
+    across = ranks.clues([e for e in evidences if e.wall > 0])
+    found = []
+    for position, evidence in enumerate(e for e in evidences if e.wall > 0):
+        lines = run.workers.get(evidence.rank, [])
+        table = run.worker_stacks.get(evidence.rank, {})
+        workers = gather_workers(lines, evidence.chosen, table)
+        clues = [
+            *inputs.clues(evidence, workers, machine),
+            *hosts.clues(evidence, machine, memory_stall=stall),
+            *computes.clues(evidence, memory_free=_memory_free(run, evidence)),
+            *across[position],
+        ]
+        found.append(Rank(evidence=evidence, workers=workers, clues=clues))
+    return found
+
+
+def _hosts(run: Run, evidences: Sequence[Evidence]) -> list[HostSample]:
+    """Host samples that lie in the window."""
+    if run.recording is None or not evidences or not evidences[0].chosen.steps:
+        return []
+    begin, end = evidences[0].chosen.steps[0].t, evidences[0].chosen.steps[-1].t
+    return [s for s in run.recording.host if begin <= s.mono <= end]
+
+
+def _machine(run: Run, evidences: Sequence[Evidence]) -> Machine:
+    samples = _hosts(run, evidences)
+    header = evidences[0].process.header if evidences else None
+    machine = int(run.info.host.get("cores", 0)) or (header.machine_cores if header else 0) or 1
+    usable = (header.cores if header else None) or machine
+    quota = run.info.host.get("quota")
+    throttled = [s.throttled for s in samples if s.throttled is not None]
+    job = [s.job_cpu for s in samples if s.job_cpu is not None]
+    return Machine(
+        machine=machine,
+        usable=min(float(usable), float(quota)) if quota else float(usable),
+        job=statistics.fmean(job) if job else None,
+        busy=statistics.fmean(s.cpu for s in samples if s.cpu is not None) if samples else None,
+        throttled=statistics.fmean(throttled) if throttled else 0.0,
+        ranks=max(1, len(evidences)),
+    )
+
+
+def _memory_stall(run: Run, evidences: Sequence[Evidence]) -> float | None:
+    stalls = [
+        s.psi["memory.some"] for s in _hosts(run, evidences) if s.psi and "memory.some" in s.psi
+    ]
+    return statistics.fmean(stalls) if stalls else None
+
+
+def _memory_free(run: Run, evidence: Evidence) -> float | None:
+    """Share of the memory that activations could have used: the device's, else the host's."""
+    footer = evidence.process.footer
+    if footer is not None and footer.memory and footer.memory.get("total"):
+        return 1 - footer.memory.get("reserved_peak", 0) / footer.memory["total"]
+    available = [
+        s.memory_available_bytes for s in _hosts(run, [evidence]) if s.memory_available_bytes
+    ]
+    whole = run.info.host.get("memory")
+    return min(available) / float(whole) if available and whole else None
+
+
+def _sum_up(found: Sequence[Rank]) -> dict[str, float]:
+    """Cause → seconds over all ranks; with ``compute`` and ``unknown`` they fill the walls."""
+    total: dict[str, float] = defaultdict(float)
+    for rank in found:
+        for cause, value in _of_rank(rank).items():
+            total[cause] += value
+    return total
+
+
+def _of_rank(rank: Rank) -> dict[str, float]:
+    """The clues' seconds, each limited to the time that it can be about."""
+    left = dict(rank.evidence.seconds)
+    named: dict[str, float] = defaultdict(float)
+    for clue in sorted(rank.clues, key=lambda c: -c.seconds):
+        if clue.cause == "input.startup":
+            named[clue.cause] += clue.seconds
+        else:
+            named[clue.cause] += _take(left, clue)
+    busy = sum(left.pop(kind, 0.0) for kind in _BUSY)
+    named[COMPUTE] = busy
+    named[UNKNOWN] = sum(left.values())
+    return named
+
+
+def _take(left: dict[str, float], clue: Clue) -> float:
+    """Seconds for a clue: from the kinds that are its own, then from computing, then the rest."""
+    own = [k for k, causes in _DIRECT.items() if clue.cause.startswith(causes)]
+    taken = 0.0
+    for kind in [*own, stacks.COMPUTE, stacks.PYTHON]:
+        part = min(left.get(kind, 0.0), max(0.0, clue.seconds - taken))
+        if part > 0:
+            left[kind] -= part
+            taken += part
+    return taken
+
+
+def _account(seconds: Mapping[str, float], total: float) -> list[Entry]:
+    """Largest first within useful, lost, idle, unknown; rounding goes to the largest entry."""
+    entries = [
+        Entry(part=part_of(cause), cause=cause, share=value / total)
+        for cause, value in seconds.items()
+        if value > 0
+    ]
+    return close(sorted(entries, key=lambda e: -e.share))
+
+
+def close(entries: list[Entry]) -> list[Entry]:
+    """Make the shares sum to exactly 1 by correcting the largest by the rounding error."""
+    if not entries:
+        return [Entry(part="unknown", cause=UNKNOWN, share=1.0)]
+    rest = 1.0 - sum(e.share for e in entries[1:])
+    return [Entry(part=entries[0].part, cause=entries[0].cause, share=rest), *entries[1:]]
+
+
+def part_of(cause: str) -> Part:
+    if cause == COMPUTE:
+        return "useful"
+    if cause == UNKNOWN:
+        return "unknown"
+    return _PARTS.get(cause.partition(".")[0], "idle")
+
+
+def _findings(
+    found: Sequence[Rank], shares: Mapping[str, float], frameworks: list[str]
+) -> list[Finding]:
+    by_cause: dict[str, list[Clue]] = defaultdict(list)
+    for rank in found:
+        for clue in rank.clues:
+            by_cause[clue.cause].append(clue)
+    wanted = [c for c in by_cause if shares.get(c, 0.0) >= REPORTED_FROM]
+    made = [_finding(cause, shares[cause], by_cause[cause]) for cause in wanted]
+    del frameworks
+    return sorted(made, key=lambda f: -f.share)
+
+
+def _finding(cause: str, share: float, clues: list[Clue]) -> Finding:
+    clues = sorted(clues, key=lambda c: -c.seconds)
+    first = clues[0]
+    evidence = list(dict.fromkeys(line for c in clues[:3] for line in c.evidence))
+    afters = [c.after for c in clues if c.after is not None]
+    stays = sum(afters) / sum(c.seconds for c in clues) if len(afters) == len(clues) else None
+    return Finding(
+        cause=cause,
+        share=share,
+        gain=gain(cause, share, stays),
+        confidence=min((c.confidence for c in clues), key=_RANKING.__getitem__),
+        evidence=evidence[:6],
+        where=first.where,
+        remedies=remedies.for_cause(cause, first.facts),
+    )
+
+
+def sentence(findings: Sequence[Finding], account: Sequence[Entry]) -> str:
+    """The verdict in one sentence."""
+    busy = sum(e.share for e in account if e.part == "useful")
+    if not findings:
+        return f"Healthy: the training thread computes {busy:.0%} of the time; no cause takes 5 %."
+    return ""
+
+
+def metrics(found: Sequence[Rank]) -> dict[str, float]:
+    """Figures over the window; absent where nothing was seen."""
+    first = found[0].evidence
+    walls = [s.wall for s in first.chosen.steps]
+    wall = first.wall
+    named = {"step_s": statistics.median(walls)} if walls else {}
+    tokens = sum(r.evidence.total.tokens - r.evidence.total.pad_tokens for r in found)
+    counted = sum(r.evidence.total.counted_batches for r in found)
+    batches = sum(r.evidence.total.batches for r in found)
+    if tokens and counted:
+        named["tokens_per_s"] = tokens / counted * batches / wall
+    named["input_wait"] = first.share("input")
+    share = computes.pad_share(first)
+    if share is not None:
+        named["pad_share"] = share
+    named["overhead"] = first.total.own / wall if wall else 0.0
+    return named
+
+
+def notes(run: Run, found: Sequence[Rank]) -> list[str]:
+    said = list(run.notes)
+    code = run.info.exit_code
+    if code:
+        said.append(f"the job ended with exit code {code}")
+    for rank in found:
+        footer = rank.evidence.process.footer
+        if footer is None:
+            said.append(
+                f"rank {rank.evidence.rank}: the recording was cut off; all whole lines count"
+            )
+        elif footer.failures:
+            names = ", ".join(sorted(footer.failures))
+            said.append(f"rank {rank.evidence.rank}: hooks that failed and were left out: {names}")
+    steps = len(found[0].evidence.chosen.steps)
+    if steps < 10:
+        said.append(f"only {steps} steps were measured: the shares are rough")
+    return said
+
+
+def _step_rows(found: Sequence[Rank]) -> list[dict[str, float | int | str]]:
+    """Steps for the long report; see ``brim.diagnose.trace.tables.StepRow``."""
+    rows: list[dict[str, float | int | str]] = []
+    for rank in found:
+        start = 0.0
+        for step in rank.evidence.chosen.steps[:400]:
+            rows.append(
+                {
+                    "rank": rank.evidence.rank,
+                    "name": f"step {step.n}",
+                    "start_us": start * 1e6,
+                    "wall_us": step.wall * 1e6,
+                    "input_us": step.input_wait * 1e6,
+                }
+            )
+            start += step.wall
+    return rows
+
+
+def _nothing(run: Run) -> Diagnosis:
+    """No process trained, or none lived long enough."""
+    said = [*run.notes, "no training step was seen"]
+    if run.info.exit_code:
+        said.append(f"the job ended with exit code {run.info.exit_code}")
+    return Diagnosis(
+        verdict="Nothing was measured: no process of the command trained with torch.",
+        window=Window(steps=0, wall_s=run.info.wall_s or 0.0, ranks=0),
+        account=[Entry(part="unknown", cause=UNKNOWN, share=1.0)],
+        findings=[],
+        notes=said,
+    )

@@ -1,0 +1,255 @@
+"""What keeps the training thread from training: the interpreter, compilers, and periodic work."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+
+from brim.diagnose.live.clues import Clue, where
+from brim.diagnose.live.evidence import Evidence, Site
+from brim.diagnose.live.inputs import Machine
+from brim.diagnose.live.stacks import EVALUATE, LOG, SAVE, TRACE, function_of, short, site
+from brim.record.findings import Where
+from brim.units import duration, percent
+
+PRESSURE = 0.1
+"""Share of the time in which tasks waited for memory, from which on it is called short."""
+
+
+def clues(evidence: Evidence, machine: Machine, *, memory_stall: float | None) -> list[Clue]:
+    found = [
+        _gc(evidence),
+        _flush(evidence),
+        _lock(evidence),
+        _recompile(evidence),
+        _debug(evidence),
+        *_periodic(evidence),
+        _cores(evidence, machine),
+        _pressure(evidence, memory_stall),
+    ]
+    return [clue for clue in found if clue is not None]
+
+
+def _gc(evidence: Evidence) -> Clue | None:
+    total = evidence.total
+    if total.gc <= 0:
+        return None
+    return Clue(
+        cause="host.gc",
+        seconds=evidence.seconds.get("gc", 0.0),
+        evidence=(
+            f"automatic garbage collection took {duration(total.gc)} of {duration(evidence.wall)} "
+            f"on the training thread, in {total.gc_n} collections "
+            f"({total.gc_generation_2} of the oldest generation)",
+        ),
+        after=0.0,
+    )
+
+
+def _flush(evidence: Evidence) -> Clue | None:
+    """Asked-for collections and cache flushes; the allocator's own retries are another cause."""
+    total = evidence.total
+    seconds = evidence.seconds.get("collect", 0.0) + evidence.seconds.get("flush", 0.0)
+    if seconds <= 0:
+        return None
+    lines = []
+    if total.collect_n:
+        lines.append(
+            f"gc.collect() was called {total.collect_n} times and took {duration(total.collect)} "
+            f"of {duration(evidence.wall)}"
+        )
+    if total.flush_n:
+        lines.append(
+            f"torch.cuda.empty_cache() was called {total.flush_n} times and took "
+            f"{duration(total.flush)}; the memory is allocated anew each time"
+        )
+    return Clue(
+        cause="memory.cache-flush",
+        seconds=seconds,
+        evidence=tuple(lines),
+        where=_caller(evidence, "collect"),
+        after=0.0,
+    )
+
+
+def _caller(evidence: Evidence, what: str) -> Where | None:
+    """The line that asked most often."""
+    lines = {k: n for k, (n, _) in evidence.total.reads.items() if k.startswith(what + "|")}
+    if not lines:
+        return None
+    file, _, line = max(lines, key=lines.__getitem__).partition("|")[2].rpartition(":")
+    return Where(file=file, line=int(line))
+
+
+def _lock(evidence: Evidence) -> Clue | None:
+    """Samples in which the training thread was off its core while another Python thread ran and
+    the sampler itself had to wait for the interpreter lock."""
+    seconds = sum(s.locked for s in evidence.sites)
+    if seconds <= 0 or not evidence.thieves:
+        return None
+    thief = evidence.thieves[0]
+    return Clue(
+        cause="host.gil",
+        seconds=min(seconds, evidence.wall),
+        evidence=(
+            f"for {duration(seconds)} of {duration(evidence.wall)} another thread of the process "
+            f"held the interpreter lock, most of it in {function_of(thief.stack)}",
+        ),
+        where=where(site(thief.stack)),
+        after=0.0,
+    )
+
+
+def _recompile(evidence: Evidence) -> Clue | None:
+    seconds = evidence.seconds.get("compile", 0.0)
+    if seconds <= 0:
+        return None
+    total = evidence.total
+    steps = [s for s in evidence.chosen.steps if s.compile_n]
+    tops = [s for s in evidence.sites if s.kind == "compile" and site(s.stack)]
+    lines = [
+        f"compilation took {duration(seconds)} of {duration(evidence.wall)}, in {len(steps)} of "
+        f"{len(evidence.chosen.steps)} steps after the warm-up"
+    ]
+    if total.compile_n:
+        lines.append(f"torch.compile compiled {total.compile_n} times")
+    return Clue(
+        cause="host.recompile",
+        seconds=seconds,
+        evidence=tuple(lines),
+        where=where(site(tops[0].stack)) if tops else None,
+        after=0.0,
+    )
+
+
+def _debug(evidence: Evidence) -> Clue | None:
+    """What the modes cost is measured by steps without them; where that was not possible, by the
+    samples in the tracer or in anomaly mode's bookkeeping (a lower bound)."""
+    modes = evidence.total.debug
+    if not modes:
+        return None
+    seconds = evidence.seconds.get(TRACE, 0.0) + _tracer_seconds(evidence, modes)
+    how = f"at least {duration(seconds)} of {duration(evidence.wall)} by samples"
+    confidence = "medium"
+    if len(evidence.chosen.probed) >= 3:
+        slow = statistics.median(s.wall - s.input_wait for s in evidence.chosen.steps)
+        fast = statistics.median(s.wall - s.input_wait for s in evidence.chosen.probed)
+        measured = max(0.0, slow - fast) * len(evidence.chosen.steps)
+        how = (
+            f"a step takes {duration(slow)} with it and {duration(fast)} without, measured by "
+            f"switching it off for {len(evidence.chosen.probed)} steps"
+        )
+        seconds, confidence = max(measured, 0.0), "high"
+    return Clue(
+        cause="host.debug-mode",
+        seconds=min(seconds, evidence.wall),
+        confidence="high" if confidence == "high" else "medium",
+        evidence=(f"on in the measured steps: {', '.join(modes)}", how),
+        where=_tracer(modes),
+        after=0.0,
+    )
+
+
+def _tracer_seconds(evidence: Evidence, modes: list[str]) -> float:
+    places = {m.rsplit(" ", 1)[-1].rstrip(")").rpartition(":")[0] for m in modes if m[:3] == "sys"}
+    seconds = 0.0
+    for entry in evidence.sites:
+        if entry.stack.frames and entry.stack.frames[0].file in places and entry.kind != TRACE:
+            seconds += entry.wall
+    return seconds
+
+
+def _tracer(modes: list[str]) -> Where | None:
+    for mode in modes:
+        file, _, line = mode.rsplit(" ", 1)[-1].rstrip(")").rpartition(":")
+        if file and line.isdigit():
+            return Where(file=file, line=int(line))
+    return None
+
+
+_WORK = {SAVE: "writing checkpoints", LOG: "logging", EVALUATE: "evaluation"}
+
+
+def _periodic(evidence: Evidence) -> list[Clue]:
+    """Saving, logging and evaluating are one cause; the largest of them names it."""
+    found = []
+    for kind, doing in _WORK.items():
+        seconds = evidence.seconds.get(kind, 0.0)
+        sites = evidence.of(kind)
+        if seconds > 0:
+            found.append(_period(evidence, kind, doing, seconds, sites))
+    return found
+
+
+def _period(evidence: Evidence, kind: str, doing: str, seconds: float, sites: list[Site]) -> Clue:
+    steps = evidence.chosen.steps
+    seen = sorted({p for s in sites for p in s.steps})
+    if kind == SAVE and evidence.total.save_n:
+        seen = [i for i, s in enumerate(steps) if s.save_n]
+    if kind == EVALUATE and evidence.total.evaluation_n:
+        seen = [i for i, s in enumerate(steps) if s.evaluation_n]
+    top = f", most of it in {function_of(sites[0].stack)}" if sites else ""
+    return Clue(
+        cause="host.periodic",
+        seconds=seconds,
+        evidence=(
+            f"{doing} took {duration(seconds)} of {duration(evidence.wall)} on the training "
+            f"thread, {_every(seen, len(steps))}{top}",
+        ),
+        where=where(site(sites[0].stack)) if sites else None,
+        after=0.0,
+        facts={"kind": kind},
+    )
+
+
+def _every(seen: list[int], steps: int) -> str:
+    """``every 20 steps``, by the most frequent distance."""
+    if len(seen) >= 0.7 * steps:
+        return "in every step"
+    gaps = Counter(b - a for a, b in itertools.pairwise(seen) if b - a > 1)
+    if gaps and gaps.most_common(1)[0][1] >= 2:
+        return f"every {gaps.most_common(1)[0][0]} steps"
+    return f"in {len(seen)} of {steps} steps"
+
+
+def _cores(evidence: Evidence, machine: Machine) -> Clue | None:
+    """The training thread itself waits for a core, outside the loader."""
+    delay = evidence.total.run_delay
+    if delay is None or not evidence.chosen.steps:
+        return None
+    share = delay / evidence.wall if evidence.wall else 0.0
+    limited = machine.usable < machine.machine or machine.throttled > 0.05
+    if share < 0.1 or not limited:
+        return None
+    return Clue(
+        cause="input.cpu-limit",
+        seconds=delay,
+        confidence="medium",
+        evidence=(
+            f"the training thread was runnable without a core for {duration(delay)} of "
+            f"{duration(evidence.wall)}; the job may use {machine.usable:g} of the machine's "
+            f"{machine.machine} cores and runs {evidence.process.header.threads or '?'} threads",
+        ),
+    )
+
+
+def _pressure(evidence: Evidence, memory_stall: float | None) -> Clue | None:
+    if memory_stall is None or memory_stall < PRESSURE:
+        return None
+    return Clue(
+        cause="memory.pressure",
+        seconds=min(memory_stall, 1.0) * evidence.wall,
+        confidence="medium",
+        evidence=(
+            f"in {percent(memory_stall)} of the time some task waited for memory: the host "
+            "reclaims or swaps",
+        ),
+    )
+
+
+def describe(entry: Site) -> str:
+    """A site in one clause."""
+    place = site(entry.stack)
+    at = f" at {short(place.file)}:{place.line}" if place else ""
+    return f"{function_of(entry.stack)}{at}"

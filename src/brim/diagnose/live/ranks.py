@@ -1,0 +1,129 @@
+"""Who waits for whom: several ranks of one job, from their step records.
+
+Inside a step each rank works and then waits in collectives until the last one arrives.  On a CPU
+the wait is what the training thread spends off its core in backward and in collectives; a rank
+that waits little is the one that the others wait for.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from brim.diagnose.live.clues import Clue
+from brim.diagnose.live.evidence import Evidence
+from brim.record.steps import Step
+from brim.units import duration, percent, size
+
+SMALL_BUCKET = 1 << 20
+"""Bytes per collective below which latency, not bandwidth, is paid."""
+SPREAD = 0.1
+"""Relative difference of work between ranks that makes some wait."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waits:
+    """Per rank and step: seconds of work, seconds of waiting for others."""
+
+    work: list[list[float]]
+    wait: list[list[float]]
+
+    def share(self, rank: int) -> float:
+        total = sum(self.work[rank]) + sum(self.wait[rank])
+        return sum(self.wait[rank]) / total if total else 0.0
+
+
+def waits(evidences: Sequence[Evidence]) -> Waits:
+    """Steps are matched from the end: ranks of one job take the same number."""
+    steps = min(len(e.chosen.steps) for e in evidences)
+    rows = [e.chosen.steps[-steps:] for e in evidences] if steps else [[] for _ in evidences]
+    wait = [[_waiting(s) for s in row] for row in rows]
+    work = [
+        [max(0.0, s.wall - w) for s, w in zip(row, ws, strict=True)]
+        for row, ws in zip(rows, wait, strict=True)
+    ]
+    return Waits(work=work, wait=wait)
+
+
+def _waiting(step: Step) -> float:
+    """Off the core and not for want of one, outside the loader and outside sleeps: collectives."""
+    delay = step.run_delay or 0.0
+    blocked = step.wall - step.cpu - delay - max(0.0, step.input_wait - step.input_cpu)
+    return min(max(0.0, blocked), step.backward + step.comm + step.optimizer)
+
+
+def clues(evidences: Sequence[Evidence]) -> list[list[Clue]]:
+    """For each rank the clue about its waiting, if there is one."""
+    if len(evidences) < 2:
+        return [[] for _ in evidences]
+    seen = waits(evidences)
+    cause, lines = _verdict(evidences, seen)
+    found: list[list[Clue]] = []
+    for position in range(len(evidences)):
+        seconds = sum(seen.wait[position])
+        text = (f"rank {evidences[position].rank} waited {duration(seconds)} in collectives",)
+        clue = Clue(cause=cause, seconds=seconds, evidence=(*text, *lines), confidence="medium")
+        found.append([clue] if seconds > 0 else [])
+    return found
+
+
+def _verdict(evidences: Sequence[Evidence], seen: Waits) -> tuple[str, tuple[str, ...]]:
+    late = _late(seen)
+    imbalance = _imbalance(seen)
+    if imbalance > SPREAD:
+        line = (
+            f"the slowest rank works {percent(imbalance)} longer than the mean in the median step"
+        )
+        who, times = Counter(late).most_common(1)[0]
+        often = times / max(1, len(late))
+        rank = evidences[who].rank
+        if often > 0.9 and not _more_content(evidences, who):
+            text = f"it is rank {rank} in {percent(often)} of the steps, at equal work"
+            return "comm.straggler-device", (line, text)
+        return "comm.straggler-data", (line, f"rank {rank} is last in {percent(often)} of them")
+    return _transport(evidences)
+
+
+def _late(seen: Waits) -> list[int]:
+    steps = zip(*seen.work, strict=True)
+    return [max(range(len(row)), key=row.__getitem__) for row in steps]
+
+
+def _imbalance(seen: Waits) -> float:
+    """Median over steps of max/mean - 1."""
+    rows = [row for row in zip(*seen.work, strict=True) if sum(row) > 0]
+    return statistics.median(max(r) / statistics.fmean(r) - 1 for r in rows) if rows else 0.0
+
+
+def _more_content(evidences: Sequence[Evidence], who: int) -> bool:
+    """Has the late rank more tokens, or more CPU work, than the others?"""
+    tokens = [e.total.tokens - e.total.pad_tokens for e in evidences]
+    if all(tokens) and tokens[who] > 1.05 * statistics.fmean(tokens):
+        return True
+    cpu = [e.total.cpu - e.total.input_cpu for e in evidences]
+    return cpu[who] > 1.05 * statistics.fmean(cpu)
+
+
+def _transport(evidences: Sequence[Evidence]) -> tuple[str, tuple[str, ...]]:
+    """All arrive together: too many collectives, or slow ones."""
+    total = evidences[0].total
+    steps = max(1, len(evidences[0].chosen.steps))
+    footer = evidences[0].process.footer
+    ddp = footer.ddp if footer else []
+    synced = total.synced_backwards / steps
+    buckets = sum(int(d.get("buckets", 1)) for d in ddp)
+    calls = synced * max(1, buckets) + total.comm_n / steps
+    moved = sum(int(d.get("bytes", 0)) for d in ddp)
+    line = f"{calls:.0f} collectives per optimizer step, {total.backward_n / steps:.0f} backward"
+    if ddp and synced > 1.5:
+        return "comm.too-many", (
+            line,
+            f"gradients are all-reduced in {synced:.0f} backward passes a step: once would do",
+        )
+    if buckets > 4 and moved / buckets < SMALL_BUCKET < moved:
+        return "comm.too-many", (line, f"{buckets} buckets of {size(moved / buckets)}")
+    if total.comm_n / steps > 16:
+        return "comm.too-many", (line, f"{total.comm_n / steps:.0f} of them from Python")
+    return "comm.exposed", (line, f"all ranks arrive together; {size(moved)} of gradients a step")

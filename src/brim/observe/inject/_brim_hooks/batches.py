@@ -1,0 +1,84 @@
+"""Real and padding tokens of the batches that the loop receives.
+
+Configuration is not believed: packing may be on and pad all the same.  Only tensors in host
+memory are read, so the device is never waited for; a bounded number of batches is looked at.
+"""
+
+import sys
+
+MOST = 256  # batches per process that are looked at
+MASKS = ("attention_mask", "text_attention_mask", "input_mask", "mask")
+INVERTED = ("padding_mask", "pad_mask", "key_padding_mask", "src_key_padding_mask")
+SHORTEST = 8  # a row shorter than this is no sequence
+
+
+def received(rec, batch):
+    """Add the tokens of a batch to the running step."""
+    if rec.sums.get("own", 0) > 0.05 or getattr(rec, "batches_seen", 0) >= MOST:
+        return
+    rec.batches_seen = getattr(rec, "batches_seen", 0) + 1
+    found = count(batch)
+    if found is not None:
+        rec.add("tokens", found[0])
+        rec.add("pad_tokens", found[1])
+        rec.add("counted_batches", 1)
+        rec.sums["longest"] = max(rec.sums.get("longest", 0), found[2])
+
+
+def count(batch):
+    """(tokens, padding tokens, row length) of a batch, or None when it holds no token rows."""
+    torch = sys.modules.get("torch")
+    named = list(_tensors(torch, batch))
+    masks = [(k, t) for k, t in named if _is_rows(torch, t) and k in MASKS + INVERTED]
+    for name, mask in masks:
+        real = int((mask != 0).sum())
+        if name in INVERTED:
+            real = mask.numel() - real
+        return mask.numel(), mask.numel() - real, mask.shape[1]
+    ids = [t for _, t in named if _is_rows(torch, t) and not t.is_floating_point()]
+    if ids:
+        rows = max(ids, key=lambda t: t.numel())
+        return rows.numel(), _padding(torch, rows, [t for _, t in named]), rows.shape[1]
+    return None
+
+
+def _tensors(torch, data, name="", depth=0):
+    if isinstance(data, torch.Tensor):
+        if data.device.type == "cpu" and data.layout == torch.strided:
+            yield name, data
+    elif depth < 3:
+        if isinstance(data, dict) or hasattr(data, "items"):
+            for key, value in list(data.items())[:200]:
+                yield from _tensors(torch, value, str(key), depth + 1)
+        elif isinstance(data, (list, tuple)):
+            for value in data[:200]:
+                yield from _tensors(torch, value, name, depth + 1)
+        elif hasattr(data, "__dict__"):
+            for key, value in list(vars(data).items())[:200]:
+                yield from _tensors(torch, value, key, depth + 1)
+
+
+def _is_rows(torch, t):
+    kinds = (torch.int64, torch.int32, torch.bool, torch.uint8)
+    return t.dim() == 2 and t.shape[1] >= SHORTEST and t.shape[0] > 0 and t.dtype in kinds
+
+
+def _padding(torch, rows, others):
+    """Padding by a tensor of lengths beside the rows, else by equal values at the rows' ends."""
+    for t in others:
+        if t.dim() == 1 and t.shape[0] == rows.shape[0] and t.dtype in (torch.int64, torch.int32):
+            longest = int(t.max())
+            if longest == rows.shape[1] and int(t.min()) >= 1:
+                return rows.numel() - int(t.sum())
+    return max(_run_at_end(torch, rows), _run_at_end(torch, rows.flip(1)))
+
+
+def _run_at_end(torch, rows):
+    """Tokens in runs of one value at the rows' ends, if the runs look like padding: the same
+    value in every row that has a run, and at least one row without one."""
+    same = (rows == rows[:, -1:]).flip(1).to(torch.int64).cumprod(1).sum(1)
+    padded = same > 1
+    if not bool(padded.any()) or bool(padded.all()):
+        return 0
+    values = rows[:, -1][padded]
+    return int(same[padded].sum()) if bool((values == values[0]).all()) else 0

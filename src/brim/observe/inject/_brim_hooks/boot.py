@@ -1,0 +1,81 @@
+"""Patches modules right after they are imported, so that nothing is imported for brim's sake."""
+
+import sys
+
+
+class PostImport:
+    """A meta path finder that finds nothing itself: it lets others find a module, then calls back.
+
+    The loader object stays the original one (only its ``exec_module`` is wrapped on the instance),
+    so ``inspect``, ``importlib.resources`` and pickling see what they always saw.
+    """
+
+    def __init__(self, callbacks):
+        self.callbacks = dict(callbacks)
+
+    def install(self):
+        for name in list(self.callbacks):
+            if name in sys.modules:
+                self._call(name, sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.callbacks:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                self._wrap(name, spec)
+                return spec
+        return None
+
+    def _wrap(self, name, spec):
+        execute = getattr(spec.loader, "exec_module", None)
+        if execute is None:
+            return
+
+        def exec_module(module):
+            execute(module)
+            self._call(name, module)
+
+        try:
+            spec.loader.exec_module = exec_module
+        except AttributeError:
+            pass  # a loader with slots: this module stays unpatched
+
+    def _call(self, name, module):
+        callback = self.callbacks.pop(name, None)
+        if callback is not None:
+            try:
+                callback(module)
+            except Exception as error:
+                from _brim_hooks import recorder
+
+                recorder.failed(name, error)
+
+
+def start():
+    """Arm the hooks in this process; cheap when torch is never imported."""
+    from _brim_hooks import interpreter, loader, recorder, training, transfers, worker
+
+    recorder.arm()
+    interpreter.arm()
+    PostImport(
+        {
+            "torch.optim.optimizer": training.patch_optimizer,
+            "torch.autograd": training.patch_backward,
+            "torch.nn.modules.module": training.patch_module,
+            "torch.serialization": training.patch_save,
+            "safetensors.torch": training.patch_safetensors,
+            "torch.cuda.memory": training.patch_cuda_memory,
+            "torch._dynamo.callback": training.patch_dynamo,
+            "torch.distributed.distributed_c10d": training.patch_collectives,
+            "torch.nn.parallel.distributed": training.patch_ddp,
+            "torch._tensor": transfers.patch_tensor,
+            "torch.utils.data.dataloader": loader.patch,
+            "torch.utils.data._utils.worker": worker.patch_worker,
+            "torch.utils.data._utils.fetch": worker.patch_fetch,
+        }
+    ).install()

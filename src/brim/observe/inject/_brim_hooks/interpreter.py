@@ -1,0 +1,117 @@
+"""What Python itself does to the training thread: garbage collection, tracers, anomaly mode."""
+
+import functools
+import gc
+import sys
+
+from _brim_hooks import recorder as _r
+
+now = _r.now
+
+
+class _Collections:
+    """Automatic collections go to ``gc``, those that the loop asks for to ``collect``."""
+
+    def __init__(self):
+        self.started = None
+        self.asked = False
+        self.outer = ""
+
+    def called(self, phase, info):
+        rec = _r.current
+        if rec is None or not rec.mine():
+            return
+        if phase == "start":
+            self.started, self.outer = now(), rec.phase
+            rec.phase = "collect" if self.asked else "gc"
+        elif self.started is not None:
+            rec.phase = self.outer
+            name = "collect" if self.asked else "gc"
+            rec.add(name, now() - self.started)
+            rec.add(name + "_n", 1)
+            rec.add("gc_generation_2", int(info.get("generation") == 2))
+            self.started = None
+
+    def wrap(self, original):
+        @functools.wraps(original)
+        def collect(*args, **kwargs):
+            rec = _r.current
+            if rec is None or not rec.mine():
+                return original(*args, **kwargs)
+            self.asked = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.asked = False
+                note_caller(rec, "collect")
+
+        return collect
+
+
+def arm():
+    collections = _Collections()
+    gc.callbacks.append(_r.guarded(collections.called))
+    gc.collect = collections.wrap(gc.collect)
+
+
+@_r.guarded
+def note_caller(rec, what):
+    """Remember which of the user's lines asked for it."""
+    frame = sys._getframe(1)
+    while frame is not None and "_brim_hooks" in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is not None:
+        place = "%s|%s:%d" % (what, frame.f_code.co_filename, frame.f_lineno)
+        entry = rec.lines.setdefault(place, [0, 0.0])
+        entry[0] += 1
+
+
+def debug_modes():
+    """What is switched on that slows every step, as seen from the training thread."""
+    torch = sys.modules.get("torch")
+    found = []
+    trace, profile = sys.gettrace(), sys.getprofile()
+    if trace is not None:
+        found.append("sys.settrace(%s)" % _name(trace))
+    if profile is not None:
+        found.append("sys.setprofile(%s)" % _name(profile))
+    if torch is not None:
+        if torch.is_anomaly_enabled():
+            found.append("torch.autograd.set_detect_anomaly(True)")
+        if torch.autograd._profiler_enabled():
+            found.append("torch.profiler")
+        if torch.is_deterministic_algorithms_warn_only_enabled():
+            found.append("torch.use_deterministic_algorithms(warn_only=True)")
+    return found
+
+
+def _name(function):
+    code = getattr(function, "__code__", None)
+    where = "%s:%d" % (code.co_filename, code.co_firstlineno) if code is not None else ""
+    return "%s %s" % (getattr(function, "__qualname__", type(function).__name__), where)
+
+
+class DebugOff:
+    """Switch tracers and anomaly mode off for some steps, to measure what they cost.
+
+    They change no number that the training computes, so the run goes on as it would have; all is
+    put back as it was.
+    """
+
+    def __enter__(self):
+        torch = sys.modules["torch"]
+        self.trace, self.profile = sys.gettrace(), sys.getprofile()
+        self.anomaly = torch.is_anomaly_enabled()
+        self.check = getattr(torch, "is_anomaly_check_nan_enabled", lambda: True)()
+        if self.anomaly:
+            torch.autograd.set_detect_anomaly(False)
+        sys.settrace(None)
+        sys.setprofile(None)
+        return self
+
+    def __exit__(self, *exc):
+        torch = sys.modules["torch"]
+        if self.anomaly:
+            torch.autograd.set_detect_anomaly(True, check_nan=self.check)
+        sys.settrace(self.trace)
+        sys.setprofile(self.profile)

@@ -1,0 +1,164 @@
+"""The training process's side of a torch DataLoader."""
+
+import functools
+import os
+import threading
+
+from _brim_hooks import batches, window
+from _brim_hooks import recorder as _r
+
+now = _r.now
+_inside = threading.local()
+
+
+def _outermost():
+    """The recorder, when this thread trains and is not already inside a loader."""
+    if _r.off or getattr(_inside, "loader", False) or os.getpid() in _worker_pids:
+        return None
+    rec = _r.recorder()
+    return rec if rec is not None and rec.mine() else None
+
+
+_worker_pids = set()  # filled in a loader worker by itself: its loaders are not the loop's
+
+
+def patch(module):
+    base = module._BaseDataLoaderIter
+    base.__next__ = _wrap_next(base.__next__, module)
+    module.DataLoader.__iter__ = _wrap_iter(module.DataLoader.__iter__)
+    workers = module._MultiProcessingDataLoaderIter
+    workers._shutdown_workers = _wrap_shutdown(workers._shutdown_workers)
+    _patch_unpickling()
+
+
+def _wrap_next(original, module):
+    single = module._SingleProcessDataLoaderIter
+
+    @functools.wraps(original)
+    def __next__(self):
+        rec = _outermost()
+        if rec is None:
+            return original(self)
+        _inside.loader, outer, t = True, rec.phase, now()
+        cpu = _r.thread_cpu(rec.thread)
+        rec.phase = "input"
+        ready = _ready(self)
+        try:
+            batch = original(self)
+        finally:
+            _inside.loader, rec.phase = False, outer
+            _account(
+                rec, self, now() - t, _r.thread_cpu(rec.thread) - cpu, isinstance(self, single)
+            )
+        _received(rec, ready, batch)
+        return batch
+
+    return __next__
+
+
+def _ready(iterator):
+    """Batches that lie ready before the loop asks; None where that is not known."""
+    try:
+        tasks = iterator._task_info
+        return sum(len(v) == 2 for v in list(tasks.values())) + iterator._data_queue.qsize()
+    except Exception:
+        return None
+
+
+@_r.guarded
+def _account(rec, iterator, wall, cpu, in_this_process):
+    if rec.evaluating is not None and rec.evaluating == rec.backwards:
+        rec.add("evaluation_input", wall)
+        return
+    rec.add("input_wait", wall)
+    rec.add("input_cpu", cpu)
+    if in_this_process:
+        rec.add("input_main", wall)
+    if not getattr(iterator, "_brim_seen", False):
+        iterator._brim_seen = True
+        rec.add("input_first", wall)
+
+
+@_r.guarded
+def _received(rec, ready, batch):
+    rec.add("batches", 1)
+    if ready is not None:
+        rec.add("ready", ready)
+    t = now()
+    batches.received(rec, batch)
+    rec.add("own", now() - t)
+    if not any(name.startswith("opt") for name in rec.clocks):
+        rec.tick("loader")
+        window.after_step(rec)
+
+
+def _wrap_iter(original):
+    @functools.wraps(original)
+    def __iter__(self):
+        rec = _outermost()
+        if rec is None:
+            return original(self)
+        _inside.loader, outer, t = True, rec.phase, now()
+        rec.phase = "input"
+        before = _pids(getattr(self, "_iterator", None))
+        iterator = None
+        try:
+            iterator = original(self)
+            return iterator
+        finally:
+            _inside.loader, rec.phase = False, outer
+            _iterated(rec, now() - t, _pids(iterator) - before, iterator)
+
+    return __iter__
+
+
+@_r.guarded
+def _iterated(rec, wall, started, iterator):
+    if rec.evaluating is not None and rec.evaluating == rec.backwards:
+        rec.add("evaluation_input", wall)
+        return
+    rec.add("input_wait", wall)
+    rec.add("input_iter", wall)
+    rec.add("epochs", 1)
+    if started:
+        rec.add("worker_starts", len(started))
+    if iterator is not None:
+        iterator._brim_seen = False  # a persistent iterator begins a new epoch
+
+
+def _pids(iterator):
+    return {w.pid for w in getattr(iterator, "_workers", ())}
+
+
+def _wrap_shutdown(original):
+    @functools.wraps(original)
+    def _shutdown_workers(self):
+        rec, t = _r.current, now()
+        try:
+            return original(self)
+        finally:
+            if rec is not None and rec.mine():
+                rec.add("input_shutdown", now() - t)
+
+    return _shutdown_workers
+
+
+def _patch_unpickling():
+    """Seconds and bytes of batches rebuilt in this process, on whichever thread."""
+    from multiprocessing.reduction import ForkingPickler
+
+    original = ForkingPickler.loads
+
+    def loads(data, *args, **kwargs):
+        rec = _r.current
+        if rec is None:
+            return original(data, *args, **kwargs)
+        t = now()
+        try:
+            return original(data, *args, **kwargs)
+        finally:
+            where = "rebuild" if rec.mine() else "rebuild_other"
+            rec.add(where, now() - t)
+            rec.add("rebuild_bytes", len(data))
+
+    ForkingPickler.loads = staticmethod(loads)

@@ -1,0 +1,236 @@
+"""The counters of the running step, and the files of the run directory they are appended to.
+
+Every line is one ``write`` of one JSON object to a file opened for appending: a reader after
+SIGKILL sees whole lines and at most one cut one.  The first failure to write (a full disk, say)
+switches brim off in this process; the job never notices.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+
+now = time.perf_counter  # CLOCK_MONOTONIC on Linux: comparable between processes of one host
+
+MAX_BYTES = 64 << 20  # per file; a run directory stays bounded whatever the job does
+
+options = {}
+off = False  # no hook does anything any more, in this process
+current = None  # the Recorder of this process, once it trains
+_failures = {}
+
+
+def arm():
+    """Read the options; a forked child starts with a clean slate."""
+    global options
+    options = json.loads(os.environ.get("BRIM_OPTIONS", "{}"))
+    options["run_dir"] = os.environ["BRIM_RUN_DIR"]
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork():
+    global current
+    current = None
+
+
+def failed(where, error):
+    """A hook raised: remember it, say it once in the records, carry on without that hook."""
+    _failures.setdefault(where, repr(error))
+    if os.environ.get("BRIM_DEBUG"):
+        sys.stderr.write("brim: %s: %r\n" % (where, error))
+
+
+def guarded(hook):
+    """A hook's error must never reach the user's program."""
+
+    def call(*args):
+        if not off:
+            try:
+                return hook(*args)
+            except Exception as error:
+                failed(getattr(hook, "__name__", "hook"), error)
+        return None
+
+    return call
+
+
+def rank():
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return 0
+
+
+class Appender:
+    """Appends JSON lines to one file, at most MAX_BYTES, and never raises."""
+
+    def __init__(self, name):
+        self.path = os.path.join(options["run_dir"], name)
+        self.fd = None
+        self.written = 0
+
+    def line(self, record):
+        global off
+        if off:
+            return
+        data = (json.dumps(record, separators=(",", ":")) + "\n").encode("utf-8", "replace")
+        try:
+            if self.fd is None:
+                self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            if self.written + len(data) <= MAX_BYTES:
+                self.written += os.write(self.fd, data)
+        except OSError:
+            off = True
+
+    def close(self):
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
+class Recorder:
+    """Sums of the running step; :meth:`tick` writes them as one line and starts anew.
+
+    ``sums`` maps the field names of ``brim.record.steps.Step`` to seconds, counts or bytes.
+    """
+
+    def __init__(self, thread=None):
+        from _brim_hooks import facts, sampler
+
+        self.train_on(threading.get_ident() if thread is None else thread)
+        self.started = self.last = now()
+        self.sums = {}
+        self.lines = {}  # "file:line" -> [reads, seconds] of device values
+        self.n = 0
+        self.clocks = {}  # what ticks -> how often it has
+        self.phase = ""
+        self.backwards = 0
+        self.evaluating = None  # the number of backward passes when the model was set to eval()
+        stem = "rank%d" % rank()
+        self.file = Appender("steps.%s.%d.jsonl" % (stem, os.getpid()))
+        self.file.line(facts.header())
+        self.sampler = sampler.Sampler(self, Appender("stacks.%s.%d.jsonl" % (stem, os.getpid())))
+        self.sampler.start()
+
+    def add(self, name, value):
+        self.sums[name] = self.sums.get(name, 0) + value
+
+    def train_on(self, thread):
+        """The thread that trains; its clocks are read from wherever a tick comes."""
+        self.thread = thread
+        self.native = _native_id(thread)
+        self.last_cpu = thread_cpu(thread)
+        self.last_delay = run_delay(self.native)
+
+    def mine(self):
+        """Is this the training thread?  Other threads' time is not the device's."""
+        return threading.get_ident() == self.thread
+
+    def tick(self, clock):
+        """The end of a step by ``clock`` (``opt<k>``, ``loader`` or ``exit``)."""
+        t = now()
+        cpu, delay = thread_cpu(self.thread), run_delay(self.native)
+        record = {
+            "n": self.n,
+            "t": t,
+            "wall": t - self.last,
+            "clock": clock,
+            "cpu": cpu - self.last_cpu,
+        }
+        if delay is not None and self.last_delay is not None:
+            record["run_delay"] = delay - self.last_delay
+        record.update(self.sums)
+        if self.lines:
+            record["reads"] = self.lines
+        samples = self.sampler.take()
+        if samples:
+            record["samples"] = samples
+        self.file.line(record)
+        self.clocks[clock] = self.clocks.get(clock, 0) + 1
+        self.sums, self.lines = {}, {}
+        self.n += 1
+        self.last, self.last_cpu, self.last_delay = t, cpu, delay
+
+    def restart(self):
+        """Leave out the time since the last tick: it was brim's own."""
+        self.last = now()
+        self.last_cpu, self.last_delay = thread_cpu(self.thread), run_delay(self.native)
+        self.sums, self.lines = {}, {}
+        self.sampler.take()
+
+    def finish(self, why):
+        """The measurement is over: write what is open, stop all cost."""
+        global off, current
+        from _brim_hooks import facts
+
+        self.tick("exit")
+        self.sampler.stop()
+        self.file.line(facts.footer(why, _failures))
+        self.file.close()
+        _leave_mark()
+        off = True
+        current = None
+
+
+def _mark(pid):
+    return os.path.join(options["run_dir"], ".measured.%d" % pid)
+
+
+def _leave_mark():
+    """Loader workers outlive the measurement; this file tells them that it is over."""
+    try:
+        os.close(os.open(_mark(os.getpid()), os.O_WRONLY | os.O_CREAT, 0o600))
+    except OSError as error:
+        failed("mark", error)
+
+
+def parent_is_measured():
+    """In a loader worker: has the training process finished measuring?"""
+    return os.path.exists(_mark(os.getppid()))
+
+
+def recorder():
+    """This process's recorder; made at the first sign of training."""
+    global current
+    if current is None and not off:
+        import atexit
+
+        current = Recorder()
+        atexit.register(_at_exit, os.getpid())
+    return current
+
+
+def _at_exit(pid):
+    if current is not None and os.getpid() == pid:
+        try:
+            current.finish("the process ended")
+        except Exception as error:
+            failed("exit", error)
+
+
+def thread_cpu(ident):
+    """CPU seconds of a Python thread of this process so far."""
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(ident))
+    except (AttributeError, OSError):
+        return time.thread_time()
+
+
+def _native_id(ident):
+    for thread in threading.enumerate():
+        if thread.ident == ident:
+            return thread.native_id
+    return None
+
+
+def run_delay(native="self"):
+    """Seconds that a thread was runnable without a core, or None where Linux does not say."""
+    path = "/proc/thread-self/schedstat" if native == "self" else "/proc/self/task/%s/schedstat"
+    try:
+        with open(path if native == "self" else path % native, "rb") as f:
+            return int(f.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return None

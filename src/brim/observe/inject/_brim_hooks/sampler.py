@@ -1,0 +1,169 @@
+"""Looks at the training thread some 40 times a second from a thread of its own.
+
+A sample is worth the time since the one before, so that shares stay right when a long C call
+kept the interpreter lock.  Stacks are stored once each; the step records count them by number.
+Which cause a stack stands for is decided later, in ``brim.diagnose``.
+"""
+
+import linecache
+import os
+import random
+import sys
+import threading
+import time
+
+from _brim_hooks import recorder as _recorder
+
+PERIOD = 0.025
+MAX_DEPTH = 64
+MAX_STACKS = 4000
+SWITCH = 0.003  # waiting longer than this for the interpreter lock means somebody holds it
+
+_SKIP = os.path.dirname(os.path.abspath(__file__))
+
+
+class Sampler:
+    def __init__(self, owner, appender):
+        self.owner = owner
+        self.appender = appender
+        self.ids = {}
+        self.counts = {}
+        self.lock = threading.Lock()
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="brim-sampler", daemon=True)
+        self.clocks = {}
+        self.cpu = {}
+
+    def start(self):
+        self.thread.start()
+
+    def stop(self):
+        self.stopping.set()
+
+    def take(self):
+        """Samples since the last call: {stack: [n, wall, cpu, lock wait]} in seconds."""
+        with self.lock:
+            counts, self.counts = self.counts, {}
+        return {
+            key: [c[0], round(c[1], 6), round(c[2], 6), round(c[3], 6)] for key, c in counts.items()
+        }
+
+    def _run(self):
+        last = time.perf_counter()
+        while not _recorder.off:
+            pause = PERIOD * random.uniform(0.6, 1.4)  # never in step with the job's own rhythm
+            before = time.perf_counter()
+            if self.stopping.wait(pause):
+                return
+            t = time.perf_counter()
+            try:
+                self._sample(t - last, t - before - pause)
+            except Exception as error:
+                _recorder.failed("sampler", error)
+                return
+            last = t
+
+    def _thread_cpu(self, ident):
+        """CPU seconds of a Python thread since it was last asked for."""
+        try:
+            clock = self.clocks.get(ident)
+            if clock is None:
+                clock = self.clocks[ident] = time.pthread_getcpuclockid(ident)
+            value = time.clock_gettime(clock)
+        except (OSError, AttributeError):
+            return 0.0
+        delta = value - self.cpu.get(ident, value)
+        self.cpu[ident] = value
+        return delta
+
+    def _sample(self, wall, late):
+        owner = self.owner
+        frame = sys._current_frames().get(owner.thread)
+        if frame is None:
+            return
+        cpu = min(self._thread_cpu(owner.thread), wall)
+        key = self._key(owner.phase, frame)
+        waited = 0.0
+        if late > SWITCH and cpu < 0.5 * wall:
+            waited = self._held_by_another(wall, cpu)
+        else:
+            self._forget_others()
+        with self.lock:
+            c = self.counts.setdefault(key, [0, 0.0, 0.0, 0.0])
+            c[0] += 1
+            c[1] += wall
+            c[2] += cpu
+            c[3] += waited
+
+    def _others(self):
+        me = threading.get_ident()
+        return [i for i in sys._current_frames() if i not in (me, self.owner.thread)]
+
+    def _forget_others(self):
+        """Keep the clocks of other threads fresh, so that a delta is one sample's."""
+        for ident in self._others():
+            self._thread_cpu(ident)
+
+    def _held_by_another(self, wall, cpu):
+        """Seconds of this sample in which another Python thread ran and the training thread
+        could not; its stack is stored like any other, under the phase ``thief``."""
+        busiest, most = None, 0.0
+        for ident in self._others():
+            used = self._thread_cpu(ident)
+            if used > most:
+                busiest, most = ident, used
+        if busiest is None or most < 0.3 * wall:
+            return 0.0
+        frame = sys._current_frames().get(busiest)
+        if frame is not None:
+            key = self._key("thief", frame)
+            with self.lock:
+                c = self.counts.setdefault(key, [0, 0.0, 0.0, 0.0])
+                c[0] += 1
+                c[1] += min(most, wall)
+        return max(0.0, wall - cpu)
+
+    def _key(self, phase, frame):
+        """The number of a stack; a new one is written out, leaf first."""
+        stack = []
+        while frame is not None and len(stack) < MAX_DEPTH:
+            code = frame.f_code
+            stack.append((code, frame.f_lineno if len(stack) < 1 or _is_user(code) else 0))
+            frame = frame.f_back
+        identity = (phase, tuple(stack))
+        key = self.ids.get(identity)
+        if key is None:
+            if len(self.ids) >= MAX_STACKS:
+                return "0"
+            key = self.ids[identity] = str(len(self.ids) + 1)
+            self.appender.line({"id": key, "phase": phase, "frames": self._frames(stack)})
+        return key
+
+    @staticmethod
+    def _frames(stack):
+        """[[file, function, line, text], …], leaf first; text only where a line is known."""
+        frames = []
+        for code, line in stack:
+            name = code.co_filename
+            if name.startswith(_SKIP):
+                continue
+            function = getattr(code, "co_qualname", code.co_name)
+            text = linecache.getline(name, line).strip()[:160] if line else ""
+            frames.append([name, function, line, text])
+        return frames
+
+
+_user = {}
+
+
+def _is_user(code):
+    """Lines matter in the user's own files; in libraries the function is enough."""
+    answer = _user.get(code)
+    if answer is None:
+        name = code.co_filename
+        answer = not (
+            "site-packages" in name or "dist-packages" in name or name.startswith(sys.base_prefix)
+            or name.startswith("<") or name.startswith(_SKIP)
+        )  # fmt: skip
+        _user[code] = answer
+    return answer

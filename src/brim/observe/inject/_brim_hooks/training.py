@@ -1,0 +1,241 @@
+"""Steps, backward, evaluation, checkpoints, caches, compilation, collectives."""
+
+import functools
+import sys
+import threading
+import weakref
+
+from _brim_hooks import recorder as _r
+from _brim_hooks import window
+
+now = _r.now
+_data_parallel = weakref.WeakSet()
+
+
+def timed(name, phase, *, starts=False):
+    """Wrap a function: its seconds on the training thread go to the sum ``name``.
+
+    ``starts``: a call is a sign of training, and makes the recorder.  Nested calls of functions
+    with the same name count once.
+    """
+
+    def wrap(original):
+        depth = threading.local()
+
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            if _r.off or getattr(depth, "inside", False) or _compiling():
+                return original(*args, **kwargs)
+            rec = _r.recorder() if starts else _r.current
+            if rec is None or not rec.mine():
+                return original(*args, **kwargs)
+            depth.inside, outer, t = True, rec.phase, now()
+            rec.phase = phase
+            try:
+                return original(*args, **kwargs)
+            finally:
+                depth.inside, rec.phase = False, outer
+                rec.add(name, now() - t)
+                rec.add(name + "_n", 1)
+
+        return call
+
+    return wrap
+
+
+def _compiling():
+    """True while torch.compile traces the caller: then the original must be all that it sees."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and compiler.is_compiling()
+
+
+class _Optimizers:
+    """Which optimizer is stepping; wrappers of optimizers nest, and only the outermost counts."""
+
+    def __init__(self):
+        self.names = {}
+        self.open = []
+
+    def before(self, optimizer, args, kwargs):
+        del args, kwargs
+        rec = _r.recorder()
+        if rec is None:
+            return
+        if id(optimizer) in self.open:
+            self.open.clear()  # the last step raised before its post hook
+        self.open.append(id(optimizer))
+        if len(self.open) == 1:
+            self.started, self.outer, rec.phase = now(), rec.phase, "optimizer"
+
+    def after(self, optimizer, args, kwargs):
+        del args, kwargs
+        rec = _r.current
+        if rec is None or id(optimizer) not in self.open:
+            return
+        del self.open[self.open.index(id(optimizer)) :]
+        if self.open:
+            return
+        rec.phase = self.outer
+        rec.add("optimizer", now() - self.started)
+        if rec.thread != threading.get_ident():
+            rec.train_on(threading.get_ident())
+        name = self.names.setdefault(id(optimizer), "opt%d" % len(self.names))
+        rec.tick(name)
+        window.after_step(rec)
+
+
+def patch_optimizer(module):
+    steps = _Optimizers()
+    module.register_optimizer_step_pre_hook(_r.guarded(steps.before))
+    module.register_optimizer_step_post_hook(_r.guarded(steps.after))
+
+
+def patch_backward(module):
+    inner = timed("backward", "backward", starts=True)(module.backward)
+
+    @functools.wraps(module.backward)
+    def backward(*args, **kwargs):
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            _after_backward()
+
+    module.backward = backward
+
+
+@_r.guarded
+def _after_backward():
+    rec = _r.current
+    if rec is None or not rec.mine():
+        return
+    rec.backwards += 1
+    if sys.modules["torch"].is_anomaly_enabled():
+        rec.sums["debug"] = ["torch.autograd.detect_anomaly"]
+    for module in list(_data_parallel):
+        rec.add("synced_backwards", int(bool(module.require_backward_grad_sync)))
+    if not rec.clocks or set(rec.clocks) == {"backward"}:
+        rec.tick("backward")  # until an optimizer or a loader gives the rhythm
+        window.after_step(rec)
+
+
+class _Evaluation:
+    """Time between ``model.eval()`` and ``model.train()`` without a backward in between."""
+
+    def __init__(self):
+        self.since = {}
+        self.inside = False
+
+    def switched(self, module, mode):
+        rec = _r.current
+        if rec is None or not rec.mine():
+            return
+        if not mode:
+            self.since = {id(module): (now(), rec.backwards)}
+            rec.evaluating = rec.backwards  # until the next backward, or train()
+            return
+        rec.evaluating = None
+        t, backwards = self.since.pop(id(module), (None, 0))
+        if t is not None and backwards == rec.backwards:
+            rec.add("evaluation", now() - max(t, rec.last))
+            rec.add("evaluation_n", 1)
+
+
+def patch_module(module):
+    original, state = module.Module.train, _Evaluation()
+    switched = _r.guarded(state.switched)
+
+    @functools.wraps(original)
+    def train(self, mode=True):
+        if _r.current is None or state.inside:
+            return original(self, mode)
+        state.inside = True  # children are switched through the same method
+        try:
+            return original(self, mode)
+        finally:
+            state.inside = False
+            switched(self, mode)
+
+    module.Module.train = train
+
+
+def patch_save(module):
+    module.save = timed("save", "save")(module.save)
+
+
+def patch_safetensors(module):
+    for name in ("save_file", "save_model"):
+        if hasattr(module, name):
+            setattr(module, name, timed("save", "save")(getattr(module, name)))
+
+
+def patch_cuda_memory(module):
+    module.empty_cache = timed("flush", "flush")(module.empty_cache)
+
+
+def patch_dynamo(module):
+    """Compilation as dynamo itself brackets it; Triton's autotuning and lazy backward included."""
+    state = {}
+
+    def start(args):
+        del args
+        rec = _r.current
+        if rec is not None and rec.mine():
+            state["t"], state["outer"], rec.phase = now(), rec.phase, "compile"
+
+    def end(args):
+        del args
+        rec, t = _r.current, state.pop("t", None)
+        if rec is not None and t is not None:
+            rec.phase = state["outer"]
+            rec.add("compile", now() - t)
+            rec.add("compile_n", 1)
+
+    handler = module.callback_handler
+    handler.register_start_callback(_r.guarded(start))
+    handler.register_end_callback(_r.guarded(end))
+
+
+_COLLECTIVES = (
+    "all_reduce", "reduce", "broadcast", "barrier", "all_gather", "all_gather_into_tensor",
+    "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather",
+    "scatter", "all_gather_object", "broadcast_object_list", "gather_object",
+)  # fmt: skip
+
+
+def patch_collectives(module):
+    for name in _COLLECTIVES:
+        if hasattr(module, name):
+            setattr(module, name, timed("comm", "comm")(getattr(module, name)))
+
+
+def patch_ddp(module):
+    """Remember DistributedDataParallel instances: their reducers are not seen from Python."""
+    original = module.DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        _data_parallel.add(self)
+
+    module.DistributedDataParallel.__init__ = init
+
+
+def data_parallel():
+    """[{buckets, bucket bytes, parameters, bytes}] of the job's DDP modules."""
+    found = []
+    for module in list(_data_parallel):
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        entry = {
+            "parameters": len(parameters),
+            "bytes": sum(p.numel() * p.element_size() for p in parameters),
+        }
+        try:
+            logged = module._get_ddp_logging_data()
+            entry["buckets"] = len(str(logged.get("rebuilt_bucket_sizes", "")).split(",")) or len(
+                str(logged.get("bucket_sizes", "")).split(",")
+            )
+            entry["find_unused"] = bool(logged.get("find_unused_parameters", 0))
+        except Exception as error:
+            _r.failed("ddp", error)
+        found.append(entry)
+    return found

@@ -1,0 +1,72 @@
+"""Reads of device values (``.item()``, ``.tolist()``, ``.cpu()`` …), counted by source line.
+
+Armed only in a process whose tensors can be on a CUDA device, and only while it is measured.
+"""
+
+import functools
+import sys
+
+from _brim_hooks import recorder as _r
+
+now = _r.now
+_NAMES = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+_originals = {}
+_tensor = None
+
+
+def patch_tensor(module):
+    """Remember the class; :func:`arm` patches it once a device is in use."""
+    global _tensor
+    _tensor = module.Tensor
+
+
+def arm():
+    torch = sys.modules.get("torch")
+    if _originals or _tensor is None or torch is None or not torch.cuda.is_initialized():
+        return
+    for name in _NAMES:
+        own = _tensor.__dict__.get(name)  # None: inherited from the C base class
+        _originals[name] = own
+        setattr(_tensor, name, _wrap(getattr(_tensor, name), torch))
+
+
+def disarm():
+    while _originals:
+        name, own = _originals.popitem()
+        if own is None:
+            delattr(_tensor, name)
+        else:
+            setattr(_tensor, name, own)
+
+
+def _wrap(original, torch):
+    @functools.wraps(original)
+    def read(self, *args, **kwargs):
+        rec = _r.current
+        if rec is None or not self.is_cuda or torch.compiler.is_compiling() or not rec.mine():
+            return original(self, *args, **kwargs)
+        t = now()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _note(rec, now() - t)
+
+    return read
+
+
+@_r.guarded
+def _note(rec, seconds):
+    frame = sys._getframe(2)
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    frame = frame if frame is not None else sys._getframe(2)
+    place = "read|%s:%d" % (frame.f_code.co_filename, frame.f_lineno)
+    entry = rec.lines.setdefault(place, [0, 0.0])
+    entry[0] += 1
+    entry[1] += seconds
+    rec.add("reads_n", 1)
+    rec.add("reads_s", seconds)
+
+
+def _is_library(name):
+    return "/torch/" in name or "_brim_hooks" in name

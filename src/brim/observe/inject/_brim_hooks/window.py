@@ -1,0 +1,139 @@
+"""When to measure, when to profile, when to stop; called after each step."""
+
+import os
+import sys
+
+from _brim_hooks import recorder as _r
+
+now = _r.now
+
+STEADY_AFTER = 10  # steps before anything but recording is tried
+PROFILED = 3  # steps under torch.profiler: the first one is its own warm-up
+PROBED = 6  # steps with debug modes off
+EXTRA = 10  # recorded on top of what was asked for: the first steps are no steady state
+
+
+class _Plan:
+    """One per process: which steps are what."""
+
+    def __init__(self):
+        self.first = now()
+        self.profiler = None
+        self.profile_done = False
+        self.probe = None
+        self.probe_done = False
+        self.debug = []
+
+
+def after_step(rec):
+    try:
+        _after_step(rec)
+    except Exception as error:
+        _r.failed("window", error)
+
+
+def _after_step(rec):
+    plan = getattr(rec, "plan", None)
+    if plan is None:
+        plan = rec.plan = _Plan()
+        _arm_reads()
+    steps = max(rec.clocks.values())
+    elapsed = now() - plan.first
+    if _profiling(rec, plan, steps, elapsed) or _probing(rec, plan, steps):
+        return
+    if _measured(steps, elapsed):
+        from _brim_hooks import transfers
+
+        transfers.disarm()
+        rec.finish("measured %d steps" % steps)
+
+
+def _arm_reads():
+    from _brim_hooks import transfers
+
+    transfers.arm()
+
+
+def _measured(steps, elapsed):
+    """Enough steps, over enough time to see what comes once in a while."""
+    wanted = _r.options.get("steps", 100) + _r.options.get("warmup", EXTRA)
+    least = _r.options.get("least_s", 20.0)
+    if steps >= wanted and elapsed >= least:
+        return True
+    return (steps >= min(wanted, 30) and elapsed >= 120.0) or elapsed >= _r.options.get(
+        "most_s", 900.0
+    )
+
+
+def _probing(rec, plan, steps):
+    """Debug modes cost what the same steps take less without them: switch them off for a few."""
+    from _brim_hooks import interpreter
+
+    if plan.probe is not None:
+        rec.sums["probe"] = 1  # marks the step that begins now
+        plan.probed += 1
+        if plan.probed > PROBED:
+            plan.probe.__exit__()
+            plan.probe, plan.probe_done = None, True
+            rec.sums.pop("probe", None)
+        return True
+    if steps % 8 == 0:
+        plan.debug = interpreter.debug_modes()
+        if plan.debug:
+            rec.sums["debug"] = plan.debug
+    if plan.debug and not plan.probe_done and steps >= 2 * STEADY_AFTER:
+        plan.probe, plan.probed = interpreter.DebugOff().__enter__(), 0
+        rec.sums["probe"] = 1
+        return True
+    return False
+
+
+def _profiling(rec, plan, steps, elapsed):
+    """One short torch.profiler window on CUDA devices, early enough for short runs."""
+    torch = sys.modules["torch"]
+    if plan.profile_done or not torch.cuda.is_initialized():
+        return False
+    if plan.profiler is None:
+        if steps < 2 * STEADY_AFTER or elapsed < _r.options.get("profile_after_s", 2.0):
+            return False
+        _start_profiler(rec, plan, torch)
+        return plan.profiler is not None
+    plan.profiled += 1
+    plan.profiler.step()  # the last one ends the recording and exports it
+    if plan.profiled < PROFILED:
+        rec.sums["profiled"] = 1
+    else:
+        torch.cuda.synchronize()
+        plan.profiler.stop()
+        plan.profiler, plan.profile_done = None, True
+        rec.restart()
+    return True
+
+
+def _start_profiler(rec, plan, torch):
+    if torch.autograd._profiler_enabled():
+        plan.profile_done = True  # the job profiles itself; two profilers exclude each other
+        _r.failed("profiler", "the job runs a profiler of its own")
+        return
+    kinds = torch.profiler.ProfilerActivity
+    # The schedule's first step warms the profiler up: starting CUPTI stalls the device once.
+    plan.profiler = torch.profiler.profile(
+        activities=[kinds.CPU, kinds.CUDA],
+        record_shapes=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=PROFILED - 1, repeat=1),
+        on_trace_ready=_export,
+    )
+    torch.cuda.synchronize()
+    plan.profiler.start()
+    plan.profiled = 0
+    rec.restart()
+    rec.sums["profiled"] = 1
+
+
+def _export(profiler):
+    """Write the trace under its final name only when it is whole."""
+    path = os.path.join(_r.options["run_dir"], "trace.rank%d.json.gz" % _r.rank())
+    if not os.path.exists(path):
+        part = path.replace(".json.gz", ".part.json.gz")
+        profiler.export_chrome_trace(part)
+        os.replace(part, path)

@@ -1,0 +1,165 @@
+"""The run directory: what a measured job leaves, and nothing secret."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from brim.errors import InputError
+from brim.files import write_atomic
+from brim.record import devices
+from brim.record.devices import Recording
+from brim.record.steps import Process, Stack, read_process, read_stacks
+from brim.record.workers import WorkerLine, read_workers
+
+VERSION = 1
+
+
+class RunInfo(msgspec.Struct, kw_only=True):
+    """``run.json``, written before the job starts and once more when it has ended."""
+
+    version: int = VERSION
+    brim: str = ""
+    command: list[str] = []
+    started: str = ""
+    host: dict[str, Any] = {}
+    exit_code: int | None = None
+    """The job's; None while it runs, or when the recording was cut off."""
+    wall_s: float | None = None
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """A whole run directory in memory."""
+
+    folder: Path
+    info: RunInfo
+    processes: list[Process]
+    """The training process of each rank, by rank."""
+    workers: dict[int, list[WorkerLine]] = {}
+    worker_stacks: dict[int, dict[str, Stack]] = {}
+    recording: Recording | None = None
+    """Devices and host beside the job; None when nothing was sampled."""
+    traces: list[Path] = []
+    notes: list[str] = []
+
+
+def create(root: Path, command: Sequence[str], host: dict[str, Any], version: str) -> Path:
+    """A new folder ``runs/<time>-<name>`` that only its owner can read, with its ``run.json``."""
+    now = datetime.datetime.now()
+    name = f"{now:%Y-%m-%dT%H-%M-%S}-{_slug(command)}"
+    folder = root / name
+    for attempt in range(1, 1000):
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+            break
+        except FileExistsError:
+            folder = root / f"{name}.{attempt}"
+    started = now.astimezone().isoformat(timespec="seconds")
+    info = RunInfo(brim=version, command=scrub(command), started=started, host=host)
+    save_info(folder, info)
+    return folder
+
+
+def save_info(folder: Path, info: RunInfo) -> None:
+    write_atomic(folder / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=2))
+
+
+def finish(folder: Path, *, exit_code: int, wall_s: float) -> None:
+    """Add what only the end knows to ``run.json``; a full disk leaves it as it was."""
+    path = folder / "run.json"
+    info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
+    info.exit_code, info.wall_s = exit_code, wall_s
+    with contextlib.suppress(OSError):
+        save_info(folder, info)
+
+
+def _slug(command: Sequence[str]) -> str:
+    """``python -m my.train --x`` → ``my-train``."""
+    words = [w for w in command if not w.startswith("-") and "=" not in w]
+    scripts = [w for w in words if w.endswith((".py", ".sh", ".yaml", ".toml"))]
+    word = (scripts or words[1:2] or words or ["job"])[0]
+    stem = Path(word).stem if scripts else word.replace(".", "-")
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:40] or "job"
+
+
+_SECRET_FLAG = re.compile(r"(key|token|secret|passw|credential|auth)", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,})")
+_URL_LOGIN = re.compile(r"(\w+://)[^/\s@]+@")
+
+
+def scrub(command: Sequence[str]) -> list[str]:
+    """The command with everything that may be a secret replaced by ``***``."""
+    clean: list[str] = []
+    hide_next = False
+    for word in command:
+        if hide_next and not word.startswith("-"):
+            clean.append("***")
+            hide_next = False
+            continue
+        flag, equals, _ = word.partition("=")
+        secret = bool(_SECRET_FLAG.search(flag)) and "tokenizer" not in flag.lower()
+        named = word.startswith("-") or bool(equals)
+        if secret and named and equals:
+            word = f"{flag}=***"
+        hide_next = secret and word.startswith("-") and not equals
+        word = _SECRET_VALUE.sub("***", word)
+        clean.append(_URL_LOGIN.sub(r"\1***@", word))
+    return clean
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "run.json").is_file()
+
+
+def read_run(folder: Path) -> Run:
+    """Raises :class:`InputError` when ``folder`` is no run directory."""
+    path = folder / "run.json"
+    try:
+        info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
+    except FileNotFoundError:
+        raise InputError(f"{folder}: no run directory (it has no run.json)") from None
+    except (msgspec.DecodeError, OSError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    found = [p for p in map(read_process, sorted(folder.glob("steps.*.jsonl"))) if p]
+    ranks = _training_processes(found)
+    by_rank = {p.header.rank: p for p in ranks}
+    return Run(
+        folder=folder,
+        info=info,
+        processes=ranks,
+        workers={r: _workers(folder, p) for r, p in by_rank.items()},
+        worker_stacks={r: read_stacks(folder / f"stacks.workers.rank{r}.jsonl") for r in by_rank},
+        recording=_recording(folder),
+        traces=sorted(folder.glob("trace.rank*.json.gz")),
+    )
+
+
+def _training_processes(found: Sequence[Process]) -> list[Process]:
+    """For each rank the process that trained: the one with the most steps."""
+    best: dict[int, Process] = {}
+    for process in found:
+        rank = process.header.rank
+        if rank not in best or _weight(process) > _weight(best[rank]):
+            best[rank] = process
+    return [best[rank] for rank in sorted(best)]
+
+
+def _weight(process: Process) -> tuple[int, int]:
+    return sum(s.clock.startswith("opt") for s in process.steps), len(process.steps)
+
+
+def _workers(folder: Path, process: Process) -> list[WorkerLine]:
+    """Lines from this process's time on: an earlier job of the rank is another story."""
+    lines = read_workers(folder / f"workers.rank{process.header.rank}.jsonl")
+    return [line for line in lines if line.t >= process.header.t]
+
+
+def _recording(folder: Path) -> Recording | None:
+    path = folder / devices.FILE
+    return devices.read(path) if path.exists() else None

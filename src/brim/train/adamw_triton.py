@@ -1,0 +1,114 @@
+"""AdamW in one pass over memory: clipping, masters, stochastic rounding, skipped updates.
+
+Why a kernel of our own: torch's fused AdamW keeps weights and moments in one dtype, so masters or
+rounded moments cost passes of their own, and neither it nor torchao takes the clip factor and the
+"skip this update" flag from device memory, which a step without host reads needs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from brim.train.rounding import spread
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _hashed(x):  # type: ignore[no-untyped-def]
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _stochastic(x, noise):  # type: ignore[no-untyped-def]
+    bits = (x.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
+    return bits.to(tl.float32, bitcast=True)
+
+
+# a kernel specialised on the seed's divisibility would be compiled again and again
+@triton.jit(do_not_specialize=["seed"])
+def _adamw(  # type: ignore[no-untyped-def]
+    weight,
+    master,
+    grad,
+    mean,
+    square,
+    control,
+    n,
+    lr,
+    decay,
+    beta1,
+    beta2,
+    eps,
+    seed,
+    HAS_MASTER: tl.constexpr,
+    ROUND_WEIGHT: tl.constexpr,
+    ROUND_STATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # control: clip factor, 1 to update or 0 to skip, 1 - beta1^t, 1 - beta2^t
+    if tl.load(control + 1) != 0:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < n
+        g = tl.load(grad + at, inside, 0).to(tl.float32) * tl.load(control)
+        m = tl.load(mean + at, inside, 0).to(tl.float32)
+        v = tl.load(square + at, inside, 0).to(tl.float32)
+        source = master if HAS_MASTER else weight
+        w = tl.load(source + at, inside, 0).to(tl.float32)
+        m = m + (1 - beta1) * (g - m)
+        v = v + (1 - beta2) * (g * g - v)
+        step = m / tl.load(control + 2) / (tl.sqrt(v / tl.load(control + 3)) + eps)
+        w = w - lr * decay * w - lr * step
+        if HAS_MASTER:
+            tl.store(master + at, w, inside)
+        if ROUND_WEIGHT or ROUND_STATE:
+            noise = _hashed(at.to(tl.uint32) + seed.to(tl.uint32))
+            if ROUND_WEIGHT:
+                w = _stochastic(w, noise & 0xFFFF)
+            if ROUND_STATE:
+                m = _stochastic(m, noise >> 16)
+                v = _stochastic(v, _hashed(noise) & 0xFFFF)
+        tl.store(weight + at, w, inside)
+        tl.store(mean + at, m, inside)
+        tl.store(square + at, v, inside)
+
+
+def update(
+    weight: torch.Tensor,
+    master: torch.Tensor | None,
+    grad: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    control: torch.Tensor,
+    *,
+    lr: float,
+    decay: float,
+    betas: tuple[float, float],
+    eps: float,
+    seed: int,
+    round_weight: bool,
+) -> None:
+    """The same as :func:`brim.train.adamw.reference_update`, in place, in one launch."""
+    n = weight.numel()
+    _adamw[(triton.cdiv(n, _BLOCK),)](
+        weight,
+        weight if master is None else master,
+        grad,
+        mean,
+        square,
+        control,
+        n,
+        lr,
+        decay,
+        *betas,
+        eps,
+        spread(seed),
+        HAS_MASTER=master is not None,
+        ROUND_WEIGHT=round_weight,
+        ROUND_STATE=mean.dtype is torch.bfloat16,
+        BLOCK=_BLOCK,
+    )

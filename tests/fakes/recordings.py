@@ -27,7 +27,9 @@ def eight() -> Json:
     return recording
 
 
-def without_gpm(name: str, pci: int, memory: int, watts: int, **calls: Any) -> Json:
+def without_gpm(
+    name: str, pci: int, capability: tuple[int, int], memory: int, watts: int, **calls: Any
+) -> Json:
     """An architecture before Hopper."""
     recording = h200()
     device = recording["devices"][0]
@@ -37,6 +39,7 @@ def without_gpm(name: str, pci: int, memory: int, watts: int, **calls: Any) -> J
         "nvmlDeviceGetPciInfo": {"busId": "00000000:3B:00.0", "pciDeviceId": pci << 16 | 0x10DE},
         "nvmlDeviceGetMemoryInfo": {"total": memory, "used": memory // 2, "free": memory // 2},
         "nvmlDeviceGetEnforcedPowerLimit": watts * 1000,
+        "nvmlDeviceGetCudaComputeCapability": list(capability),
         **calls,
     }
     return recording
@@ -45,7 +48,12 @@ def without_gpm(name: str, pci: int, memory: int, watts: int, **calls: Any) -> J
 def v100() -> Json:
     """No GPM, no instant power field, no counters of heat, no JPEG engine."""
     recording = without_gpm(
-        "Tesla V100-SXM2-16GB", 0x1DB1, 16945512448, 300, nvmlDeviceGetJpgUtilization=NOT_SUPPORTED
+        "Tesla V100-SXM2-16GB",
+        0x1DB1,
+        (7, 0),
+        16945512448,
+        300,
+        nvmlDeviceGetJpgUtilization=NOT_SUPPORTED,
     )
     fields = recording["devices"][0]["fields"]
     fields |= {str(n): NOT_SUPPORTED for n in (186, 185, 197, 198, 269, 270, 271)}
@@ -54,12 +62,12 @@ def v100() -> Json:
 
 
 def a100() -> Json:
-    return without_gpm("NVIDIA A100-SXM4-80GB", 0x20B2, 85899345920, 400)
+    return without_gpm("NVIDIA A100-SXM4-80GB", 0x20B2, (8, 0), 85899345920, 400)
 
 
 def l4() -> Json:
     """72 W: the power cap holds the clock down most of the time."""
-    recording = without_gpm("NVIDIA L4", 0x27B8, 24152899584, 72)
+    recording = without_gpm("NVIDIA L4", 0x27B8, (8, 9), 24152899584, 72)
     device = recording["devices"][0]
     device["fields"]["74"] = {"grows": [0, 400_000_000]}
     device["calls"]["nvmlDeviceGetClockInfo:1"] = 1065

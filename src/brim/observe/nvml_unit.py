@@ -103,12 +103,14 @@ class Unit:
         pci = get("pci", lambda: lib.nvmlDeviceGetPciInfo(whole))
         limit = self._get("limit", "nvmlDeviceGetEnforcedPowerLimit")
         memory = self._get("total", "nvmlDeviceGetMemoryInfo")
+        capability = get("cc", lambda: lib.nvmlDeviceGetCudaComputeCapability(whole))
         clock = get("max", lambda: float(lib.nvmlDeviceGetMaxClockInfo(whole, _SM_CLOCK)))
         identity = {
             "name": _text(self._get("name", "nvmlDeviceGetName")),
             "uuid": _text(self._get("uuid", "nvmlDeviceGetUUID")),
             "pci_bus_id": _text(pci.busId) if pci is not None else "",
             "pci_device_id": f"{pci.pciDeviceId >> 16:04x}" if pci is not None else "",
+            "capability": (capability[0], capability[1]) if capability is not None else None,
             "memory_bytes": int(memory.total) if memory is not None else None,
             "power_limit_w": limit / 1000 if limit is not None else None,
             "max_sm_clock_mhz": clock,

@@ -50,6 +50,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: str = ""
     pci_bus_id: str = ""
     pci_device_id: str = ""
+    capability: tuple[int, int] | None = None
+    """Compute capability; None where there is no CUDA or the driver does not say."""
     memory_bytes: int | None = None
     power_limit_w: float | None = None
     max_sm_clock_mhz: float | None = None

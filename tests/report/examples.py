@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 from tests.report import example_tables
 
 from brim.record.findings import Diagnosis, Entry, Finding, Remedy, Where, Window, check
@@ -267,3 +268,55 @@ def hostile() -> Diagnosis:
         notes=list(HOSTILE),
         details=hostile_tables(),
     )
+
+
+def input_cured() -> Diagnosis:
+    """The input-bound run after its first remedy."""
+    before = input_bound()
+    after = msgspec.structs.replace(
+        before,
+        verdict="Healthy: the device is busy 90 % of the time and no cause takes 5 %.",
+        findings=[],
+        account=[
+            Entry(part="useful", cause="compute", share=0.824),
+            Entry(part="busy-not-computing", cause="transfer.pageable", share=0.063),
+            Entry(part="idle", cause="input.workers", share=0.024),
+            Entry(part="idle", cause="host.sync", share=0.041),
+            Entry(part="unknown", cause="unknown", share=0.048),
+        ],
+        metrics={
+            **before.metrics,
+            "step_s": 0.104,
+            "samples_per_s": 76.9,
+            "tokens_per_s": 83_000.0,
+        },
+        details={"steps": steps(20, 0.104, seed=2)},
+    )
+    return check(after)
+
+
+def comm_cured() -> Diagnosis:
+    """The 8 ranks after half of the gathers were hidden; tables alike."""
+    before = comm_bound()
+    details = example_tables.details()
+    for row in details["steps"]:
+        row["wall_us"] *= 0.86
+    for row in details["ranks"]:
+        row["exposed_comm"] -= 0.1
+        row["compute"] += 0.1
+    for row in details["kernel_kinds"]:
+        if row["kind"] == "comm":
+            row["share"], row["time_us"] = row["share"] * 0.6, row["time_us"] * 0.5
+    after = msgspec.structs.replace(
+        before,
+        account=[
+            Entry(part="useful", cause="compute", share=0.74),
+            Entry(part="busy-not-computing", cause="comm.exposed", share=0.14),
+            Entry(part="busy-not-computing", cause="comm.straggler-data", share=0.07),
+            Entry(part="idle", cause="input.workers", share=0.033),
+            Entry(part="idle", cause="host.launch", share=0.017),
+        ],
+        metrics={"step_s": 0.412 * 0.86},
+        details=details,
+    )
+    return check(after)

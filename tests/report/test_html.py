@@ -17,7 +17,7 @@ from tests.report import examples
 from tests.report.browser import PROGRAM, Browser
 
 from brim.record.findings import Diagnosis
-from brim.report.html import json_for_script, page, write_html
+from brim.report.html import json_for_script, keep_units, page, write_html
 from brim.report.palette import ACCENTS
 
 NAMES = ("input_bound", "healthy", "comm_bound", "hostile")
@@ -138,8 +138,12 @@ def test_any_verdict_is_text_in_the_page(verdict: str) -> None:
         findings=[],
     )
     read = _Reader(page(diagnosis))
-    assert worded(diagnosis).strip() in "".join(read.texts)
+    assert keep_units(worded(diagnosis)).strip() in "".join(read.texts)
     assert len(read.named("script")) == 1
+
+
+def test_a_figure_and_its_unit_stay_on_one_line() -> None:
+    assert keep_units("46 % in 3 ms, 8 ranks") == "46\u00a0% in 3\u00a0ms, 8 ranks"
 
 
 def test_a_page_holds_verdict_account_findings_and_how_it_was_measured() -> None:

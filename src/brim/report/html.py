@@ -11,6 +11,7 @@ import base64
 import functools
 import hashlib
 import math
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from brim.diagnose.compare import counts_flops
 from brim.files import write_atomic
 from brim.record.findings import Diagnosis
 from brim.report import views, words
@@ -55,7 +57,7 @@ def page(diagnosis: Diagnosis) -> str:
         cards=[views.card(f, diagnosis.frameworks) for f in diagnosis.findings],
         frameworks=views.frameworks(diagnosis),
         remains=[
-            (words.slice_name(e, flops=words.has_flops(diagnosis)), percent(e.share))
+            (words.slice_name(e, flops=counts_flops(diagnosis)), percent(e.share))
             for e in words.remains(diagnosis.account)
         ],
         timeline=data,
@@ -140,15 +142,22 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
+def keep_units(text: str) -> str:
+    """No line ends between a figure and its unit."""
+    return re.sub(r"(\d) (%|[nµm]?s\b|min\b)", "\\1\u00a0\\2", text)
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["keep_units"] = keep_units
+    return environment
 
 
 @functools.cache

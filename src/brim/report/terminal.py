@@ -6,58 +6,16 @@ measured job never reaches the terminal as it is: see :func:`brim.report.words.c
 
 from __future__ import annotations
 
-from typing import Final
-
 from rich.console import Console
 from rich.text import Text
 
 from brim.diagnose.causes import CAUSES, REPORTED_FROM
+from brim.diagnose.compare import counts_flops
 from brim.record.findings import Diagnosis, Finding, Remedy
 from brim.report import words
 from brim.report.palette import ACCENTS, ASCII_GLYPHS, GLYPHS, accent_of, cells, in_order
+from brim.report.paper import Paper
 from brim.units import percent
-
-_ASCII: Final = str.maketrans({"×": "x", "–": "-", "·": "|", "µ": "u", "•": "*", "→": ">"})
-_WIDEST: Final = 120
-"""Lines longer than this are not easier to read."""
-
-
-class _Page:
-    """Prints pieces of text with a hanging indent, each line within the width."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self.width = max(20, min(console.width, _WIDEST))
-        self.unicode = console.encoding.lower().replace("-", "").startswith("utf")
-
-    def text(self, text: str, style: str = "") -> Text:
-        """Foreign or own text as a span; characters that the terminal lacks are replaced."""
-        said = words.clean(text)
-        if not self.unicode:
-            encoding = self._console.encoding
-            said = said.translate(_ASCII).encode(encoding, "replace").decode(encoding)
-        return Text(said, style=style, end="")
-
-    def line(self, *pieces: Text, mark: Text | None = None, indent: int = 0) -> None:
-        """One paragraph, wrapped; ``mark`` hangs before its first line, or stands above it."""
-        start = Text(" " * indent, end="")
-        if mark is not None and indent + mark.cell_len > self.width // 2:
-            self.line(mark, indent=indent)
-            start.append("  ")
-        elif mark is not None:
-            start = Text.assemble(start, mark, " ", end="")
-        body = Text.assemble(*pieces, end="")
-        room = max(10, self.width - start.cell_len)
-        for number, wrapped in enumerate(body.wrap(self._console, room, overflow="fold")):
-            wrapped.rstrip()
-            before = start if number == 0 else Text(" " * start.cell_len, end="")
-            self._print(Text.assemble(before, wrapped) if wrapped.plain else Text(""))
-
-    def blank(self) -> None:
-        self._print(Text(""))
-
-    def _print(self, text: Text) -> None:
-        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def render(diagnosis: Diagnosis, console: Console, *, all_frameworks: bool = False) -> None:
@@ -66,7 +24,7 @@ def render(diagnosis: Diagnosis, console: Console, *, all_frameworks: bool = Fal
     Remedies are worded for the first of ``diagnosis.frameworks`` that they know, else for plain
     PyTorch; ``all_frameworks`` prints every wording.
     """
-    page = _Page(console)
+    page = Paper(console)
     page.line(page.text(words.verdict(diagnosis), "bold"))
     page.blank()
     _account(page, diagnosis)
@@ -79,8 +37,8 @@ def render(diagnosis: Diagnosis, console: Console, *, all_frameworks: bool = Fal
     _window(page, diagnosis)
 
 
-def _account(page: _Page, diagnosis: Diagnosis) -> None:
-    flops = words.has_flops(diagnosis)
+def _account(page: Paper, diagnosis: Diagnosis) -> None:
+    flops = counts_flops(diagnosis)
     entries = in_order([e for e in diagnosis.account if e.share > 0])
     glyphs = GLYPHS if page.unicode else ASCII_GLYPHS
     marks = [
@@ -100,29 +58,18 @@ def _account(page: _Page, diagnosis: Diagnosis) -> None:
         page.line(name, mark=Text.assemble(mark, " ", share, part))
 
 
-def _figures(page: _Page, diagnosis: Diagnosis) -> None:
-    """A row of figures; none is torn from its label at the end of a line."""
-    rows: list[list[Text]] = []
-    room = 0
+def _figures(page: Paper, diagnosis: Diagnosis) -> None:
+    pieces = []
     for label, value in words.figures(diagnosis.metrics):
         shown, name = page.text(value), page.text(label, "dim")
-        pair = (shown, name) if label.endswith("/s") else (name, shown)
-        figure = Text(" ").join(pair)
-        if figure.cell_len > room:
-            rows.append([figure])
-            room = page.width - figure.cell_len
-        else:
-            rows[-1] += [page.text(" · ", "dim"), figure]
-            room -= figure.cell_len
-        room -= len(" · ")
-    if rows:
+        pieces.append(Text(" ").join((shown, name) if label.endswith("/s") else (name, shown)))
+    if pieces:
         page.blank()
-    for row in rows:
-        page.line(*row)
+    page.flow(pieces)
 
 
 def _finding(
-    page: _Page, rank: int, finding: Finding, frameworks: list[str], all_frameworks: bool
+    page: Paper, rank: int, finding: Finding, frameworks: list[str], all_frameworks: bool
 ) -> None:
     page.blank()
     cause = page.text(finding.cause, f"bold {ACCENTS[accent_of(finding.cause)].style}")
@@ -139,7 +86,7 @@ def _finding(
         _remedy(page, remedy, frameworks, all_frameworks)
 
 
-def _remedy(page: _Page, remedy: Remedy, frameworks: list[str], all_frameworks: bool) -> None:
+def _remedy(page: Paper, remedy: Remedy, frameworks: list[str], all_frameworks: bool) -> None:
     summary = page.text(remedy.summary, "bold")
     price = page.text(f" ({words.price(remedy)})", "dim")
     page.line(summary, price, mark=page.text("→", "green"), indent=2)
@@ -154,18 +101,18 @@ def _remedy(page: _Page, remedy: Remedy, frameworks: list[str], all_frameworks: 
             page.line(page.text(setting.strip(), "cyan"), mark=label, indent=4)
 
 
-def _healthy(page: _Page, diagnosis: Diagnosis) -> None:
+def _healthy(page: Paper, diagnosis: Diagnosis) -> None:
     page.blank()
     threshold = percent(REPORTED_FROM).replace(".0", "")
     page.line(page.text(f"Nothing to cure: no cause takes {threshold} of the time.", "green"))
     left = words.remains(diagnosis.account)
     if left:
-        flops = words.has_flops(diagnosis)
+        flops = counts_flops(diagnosis)
         said = ", ".join(f"{words.slice_name(e, flops=flops)} {percent(e.share)}" for e in left)
         page.line(page.text(f"What remains: {said}."))
 
 
-def _window(page: _Page, diagnosis: Diagnosis) -> None:
+def _window(page: Paper, diagnosis: Diagnosis) -> None:
     page.blank()
     rows = [("measured", words.window(diagnosis))]
     if diagnosis.device:

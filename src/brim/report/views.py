@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from brim.diagnose.causes import CAUSES, COMPUTE
+from brim.diagnose.compare import counts_flops
 from brim.diagnose.trace.tables import CollRow, KernelRow, ModuleRow, RankRow
 from brim.record.findings import Diagnosis, Entry, Finding
 from brim.report import words
@@ -106,16 +107,17 @@ def _at(value: float) -> str:
     return f"{max(0.0, value):.3f}"
 
 
-def _bar(start: float, share: float, accent: str, title: str) -> Bar:
+def bar(start: float, share: float, accent: str, title: str) -> Bar:
+    """A piece from ``start`` on, both as shares of the bar's width."""
     return Bar(x=_at(start * 100), width=_at(share * 100), accent=accent, title=title)
 
 
 def waterfall(diagnosis: Diagnosis) -> list[Fall]:
     """From all of the time, loss by loss, down to what is useful; the largest loss first."""
-    flops = words.has_flops(diagnosis)
+    flops = counts_flops(diagnosis)
     whole = "all that the device could compute" if flops else "the measured time"
-    bar = _bar(0, 1, "total", whole)
-    rows = [Fall(name=whole, part="", share="100 %", bar=bar, edge="100", caused=False)]
+    total = bar(0, 1, "total", whole)
+    rows = [Fall(name=whole, part="", share="100 %", bar=total, edge="100", caused=False)]
     present = [e for e in in_order(diagnosis.account) if e.share > 0]
     lost = sorted((e for e in present if e.part != "useful"), key=lambda e: -e.share)
     left = 1.0
@@ -134,7 +136,7 @@ def _fall(entry: Entry, left: float, flops: bool) -> Fall:
         name=name,
         part=words.part(entry, flops=flops),
         share=percent(entry.share),
-        bar=_bar(start, entry.share, accent_of(entry.cause, entry.part), title),
+        bar=bar(start, entry.share, accent_of(entry.cause, entry.part), title),
         edge=_at(start * 100),
         caused=not useful and entry.cause in CAUSES,
     )
@@ -198,8 +200,8 @@ def _kernel(row: KernelRow, longest_share: float) -> Line:
             row.bound,
         ],
         bars=[
-            _bar(0, row.share / longest_share if longest_share else 0, _kind_accent(row.kind), ""),
-            _bar(0, min(row.attainable or 0.0, 1.0), USEFUL, reached),
+            bar(0, row.share / longest_share if longest_share else 0, _kind_accent(row.kind), ""),
+            bar(0, min(row.attainable or 0.0, 1.0), USEFUL, reached),
         ],
     )
 
@@ -221,7 +223,7 @@ def _module(row: ModuleRow, longest_share: float) -> Line:
         name=words.clean(row.module),
         note=made_of,
         cells=[percent(row.share), duration(row.device_us * 1e-6), f"{row.kernels:,}"],
-        bars=[_bar(0, row.share / longest_share if longest_share else 0, USEFUL, "")],
+        bars=[bar(0, row.share / longest_share if longest_share else 0, USEFUL, "")],
     )
 
 
@@ -248,7 +250,7 @@ def _rank(row: RankRow, longest_us: float) -> Line:
             words.clean(row.late_cause) or "–",
         ],
         bars=stack(shares | row.idle_by_cause),
-        late=_bar(0, (row.late_us or 0.0) / longest_us if longest_us else 0.0, "comm", ""),
+        late=bar(0, (row.late_us or 0.0) / longest_us if longest_us else 0.0, "comm", ""),
     )
 
 
@@ -259,7 +261,7 @@ def stack(shares: Mapping[str, float]) -> list[Bar]:
         if share > 0:
             name = {"comm": "exposed communication", "transfer": "exposed copies"}.get(cause, cause)
             title = f"{words.clean(name)} {percent(share)}"
-            bars.append(_bar(start, share, accent_of(cause), title))
+            bars.append(bar(start, share, accent_of(cause), title))
             start += share
     return bars
 

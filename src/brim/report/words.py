@@ -22,7 +22,7 @@ FRAMEWORKS: Final[dict[str, str]] = {
     "brim": "brim",
 }
 
-_METRICS: Final[dict[str, tuple[str, str]]] = {
+METRICS: Final[dict[str, tuple[str, str]]] = {
     "step_s": ("step", "duration"),
     "samples_per_s": ("samples/s", "number"),
     "images_per_s": ("images/s", "number"),
@@ -76,7 +76,7 @@ def number(value: float) -> str:
 
 def figure(name: str, value: float) -> tuple[str, str]:
     """A metric as (label, value): ``"step_s", 0.41`` → ``("step", "410 ms")``."""
-    label, kind = _METRICS.get(name, (name.replace("_", " "), "number"))
+    label, kind = METRICS.get(name, (name.replace("_", " "), "number"))
     if kind == "duration":
         return label, duration(value)
     if kind == "share":
@@ -86,20 +86,13 @@ def figure(name: str, value: float) -> tuple[str, str]:
 
 def figures(metrics: dict[str, float]) -> list[tuple[str, str]]:
     """The measured ones of the well-known metrics, in the order of the account."""
-    return [figure(n, metrics[n]) for n in _METRICS if n in metrics and math.isfinite(metrics[n])]
+    return [figure(n, metrics[n]) for n in METRICS if n in metrics and math.isfinite(metrics[n])]
 
 
 def other_figures(metrics: dict[str, float]) -> list[tuple[str, str]]:
     """Metrics that have no place in the row of figures."""
-    known = {*_METRICS, "overhead"}
+    known = {*METRICS, "overhead"}
     return [figure(clean(n), value) for n, value in metrics.items() if n not in known]
-
-
-def has_flops(diagnosis: Diagnosis) -> bool:
-    """True when the useful part is counted in the model's FLOPs, not in busy time."""
-    useful = math.fsum(e.share for e in diagnosis.account if e.part == "useful")
-    mfu = diagnosis.metrics.get("mfu")
-    return mfu is not None and abs(mfu - useful) < 0.01
 
 
 def part(entry: Entry, *, flops: bool) -> str:
@@ -183,7 +176,7 @@ def headline(finding: Finding) -> str:
 
 
 __all__ = [
-    "FRAMEWORKS", "clean", "figure", "figures", "framework", "gain", "has_flops", "headline",
+    "FRAMEWORKS", "METRICS", "clean", "figure", "figures", "framework", "gain", "headline",
     "meaning", "number", "ordered_settings", "other_figures", "part", "place", "price", "remains",
     "slice_name", "verdict", "window",
 ]  # fmt: skip

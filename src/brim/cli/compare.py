@@ -1,0 +1,65 @@
+"""``brim compare``: two runs side by side, by cause; an exit code for CI."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brim.errors import GOOD, OVER_THRESHOLD
+
+if TYPE_CHECKING:
+    from brim.diagnose.compare import Comparison
+
+
+class Command:
+    """Compare two runs, findings.json files or traces: B against A."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        what = "a run directory, a findings.json, a trace, or a folder with a trace per rank"
+        parser.add_argument("a", type=Path, metavar="A", help=f"before: {what}")
+        parser.add_argument("b", type=Path, metavar="B", help="after: the same")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison here")
+        parser.add_argument(
+            "--html", type=Path, metavar="FILE", help="write a report for a browser"
+        )
+        parser.add_argument(
+            "--fail-above",
+            type=_share,
+            metavar="SHARE",
+            help="exit code 3 when B takes longer than A by more than this share "
+            "(0.05, 5%%); where step times are not known, when a cause's share rises by more",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from brim.cli.load import load_diagnosis
+        from brim.diagnose.compare import compare, worse_by
+
+        a, b = load_diagnosis([args.a]), load_diagnosis([args.b])
+        comparison = compare(a, b, names=(str(args.a), str(args.b)))
+        _show(comparison, args)
+        if args.fail_above is not None and worse_by(comparison) > args.fail_above:
+            return OVER_THRESHOLD
+        return GOOD
+
+
+def _share(text: str) -> float:
+    value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no share: give 0.05 or 5%")
+    return value
+
+
+def _show(comparison: Comparison, args: argparse.Namespace) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from brim.files import write_atomic
+    from brim.report.compare import render, write_html
+
+    if args.json is not None:
+        text = msgspec.json.format(msgspec.json.encode(comparison), indent=2)
+        write_atomic(args.json, text + b"\n")
+    if args.html is not None:
+        write_html(comparison, args.html)
+    render(comparison, Console())

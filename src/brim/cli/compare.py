@@ -54,12 +54,15 @@ def _show(comparison: Comparison, args: argparse.Namespace) -> None:
     import msgspec
     from rich.console import Console
 
+    from brim.cli.outputs import writing
     from brim.files import write_atomic
     from brim.report.compare import render, write_html
 
     if args.json is not None:
         text = msgspec.json.format(msgspec.json.encode(comparison), indent=2)
-        write_atomic(args.json, text + b"\n")
+        with writing(args.json):
+            write_atomic(args.json, text + b"\n")
     if args.html is not None:
-        write_html(comparison, args.html)
+        with writing(args.html):
+            write_html(comparison, args.html)
     render(comparison, Console())

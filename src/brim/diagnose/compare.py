@@ -15,8 +15,10 @@ from brim.record.findings import Diagnosis, Part
 FEWEST_STEPS: Final = 5
 """A bootstrap of fewer steps would state a certainty that is not there."""
 _RESAMPLES: Final = 2000
-_SAME_WORK: Final = 0.01
-"""Steps whose samples differ by less process the same work."""
+_SAME_SAMPLES: Final = 0.03
+_SAME_TOKENS: Final = 0.1
+"""Steps that differ by less do the same work: rates are measured with noise, and the number of
+tokens varies from batch to batch."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -193,7 +195,7 @@ def _spread(times: _Floats) -> Spread:
 def _speed(a: Diagnosis, b: Diagnosis, side_a: Side, side_b: Side) -> Speed | None:
     if side_a.step_s is None or side_b.step_s is None:
         return None
-    work = _work(a, b, side_a.step_s, side_b.step_s)
+    work = _work(a, b, side_a, side_b)
     ratio = side_a.step_s / side_b.step_s * work
     times_a, times_b = np.array(step_times(a)), np.array(step_times(b))
     if min(len(times_a), len(times_b)) < FEWEST_STEPS:
@@ -202,16 +204,19 @@ def _speed(a: Diagnosis, b: Diagnosis, side_a: Side, side_b: Side) -> Speed | No
     return Speed(ratio=ratio, low=low * work, high=high * work, work=work)
 
 
-def _work(a: Diagnosis, b: Diagnosis, step_a: float, step_b: float) -> float:
+def _work(a: Diagnosis, b: Diagnosis, side_a: Side, side_b: Side) -> float:
     """Samples (else tokens) of a step of B by those of A; 1 where they are equal or not known."""
-    for name in ("samples_per_s", "tokens_per_s"):
-        rate_a, rate_b = a.metrics.get(name), b.metrics.get(name)
-        if rate_a and rate_b:
-            work = rate_b * step_b / (rate_a * step_a)
-            # token counts vary from batch to batch, samples do not
-            same = _SAME_WORK if name == "samples_per_s" else 0.1
-            return 1.0 if abs(work - 1) <= same else work
+    for name, same in (("samples_per_s", _SAME_SAMPLES), ("tokens_per_s", _SAME_TOKENS)):
+        of_a, of_b = _per_step(a, side_a, name), _per_step(b, side_b, name)
+        if of_a and of_b:
+            return 1.0 if abs(of_b / of_a - 1) <= same else of_b / of_a
     return 1.0
+
+
+def _per_step(diagnosis: Diagnosis, side: Side, rate: str) -> float:
+    """A rate is an average over the window, so it belongs to the mean step, not to the median."""
+    step_s = side.spread.mean_s if side.spread else side.step_s or 0.0
+    return diagnosis.metrics.get(rate, 0.0) * step_s
 
 
 def bootstrap(a: _Floats, b: _Floats) -> tuple[float, float]:
@@ -221,13 +226,20 @@ def bootstrap(a: _Floats, b: _Floats) -> tuple[float, float]:
     of the same code differ by more than this interval where the machine's state differs.
     """
     random = np.random.default_rng(0)
-    ratios = np.empty(_RESAMPLES)
-    for i in range(_RESAMPLES):
-        resampled_a = a[random.integers(0, len(a), len(a))]
-        resampled_b = b[random.integers(0, len(b), len(b))]
-        ratios[i] = np.median(resampled_a) / np.median(resampled_b)
+    ratios = _medians(a, random) / _medians(b, random)
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(low), float(high)
+
+
+def _medians(times: _Floats, random: np.random.Generator) -> _Floats:
+    """Medians of resamples, a bounded number at a time: a long run has 10⁵ steps."""
+    at_once = max(1, min(_RESAMPLES, 4_000_000 // len(times)))
+    blocks = []
+    for first in range(0, _RESAMPLES, at_once):
+        n = min(at_once, _RESAMPLES - first)
+        picked = random.integers(0, len(times), (n, len(times)))
+        blocks.append(np.median(times[picked], axis=1))
+    return np.concatenate(blocks)
 
 
 def _metrics(a: Diagnosis, b: Diagnosis) -> list[Change]:

@@ -1,0 +1,88 @@
+"""Runs an arm of a case, alone or under ``brim diagnose``."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cases import Arm, Case
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+LONGEST_S = 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run without brim."""
+
+    wall_s: float
+    cpu_s: float
+    foreign: float
+    """Share of the machine's CPU time that others took, or the hypervisor kept, meanwhile."""
+
+
+def command(case: Case, arm: Arm, data: Path, steps: int = 0) -> list[str]:
+    launcher = [sys.executable]
+    if case.ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--nproc-per-node", str(case.ranks)]
+    script = [str(SCRIPTS / case.script), "--arm", arm.name, "--data", str(data)]
+    return [*arm.prefix, *launcher, *script, *(["--steps", str(steps)] if steps else [])]
+
+
+def environment(arm: Arm, **more: str) -> dict[str, str]:
+    return {**os.environ, **arm.environment, **more}
+
+
+def measure(case: Case, arm: Arm, data: Path, steps: int = 0) -> Run:
+    """Wall and CPU time of one run; raises ``CalledProcessError`` when it fails."""
+    cpu, machine, begin = _children_cpu(), _machine_busy(), time.monotonic()
+    subprocess.run(
+        command(case, arm, data, steps), env=environment(arm), cwd=data, check=True,
+        timeout=LONGEST_S, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    wall, cpu = time.monotonic() - begin, _children_cpu() - cpu
+    foreign = (_machine_busy() - machine - cpu) / (wall * (os.cpu_count() or 1))
+    return Run(wall_s=wall, cpu_s=cpu, foreign=max(0.0, foreign))
+
+
+def diagnose(case: Case, arm: Arm, data: Path) -> dict[str, Any]:
+    """What ``findings.json`` says about one run, after checking that the job ended well."""
+    out = data / "findings.json"
+    out.unlink(missing_ok=True)
+    brim = [sys.executable, "-m", "brim", "diagnose", "--runs", str(data / "runs")]
+    done = subprocess.run(
+        [*brim, "--json", str(out), "--", *command(case, arm, data)],
+        env=environment(arm, PYTHONPATH=str(ROOT / "src")), cwd=data, check=False,
+        timeout=LONGEST_S, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def verdict(found: dict[str, Any]) -> str | None:
+    return found["findings"][0]["cause"] if found["findings"] else None
+
+
+def _children_cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _machine_busy() -> float:
+    """Seconds of all cores that were not idle, stolen ones included; absent counts as 0."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,86 @@
+"""The scripts run to their end without brim, and the table fits them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cases import CASES, Arm, Case
+from runner import SCRIPTS, command, environment
+
+from brim.diagnose.causes import CAUSES
+
+# One arm of each script: the arms differ in numbers, and the verdict runs exercise them all.
+FIRST = {case.script: (case, case.arms[0]) for case in reversed(CASES)}
+
+
+def _finish(job: tuple[Case, Arm], data: Path) -> tuple[str, int, str]:
+    case, arm = job
+    done = subprocess.run(
+        command(case, arm, data, steps=3), env=environment(arm, OMP_NUM_THREADS="1"), cwd=data,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    return case.script, done.returncode, done.stderr[-1500:]
+
+
+@pytest.mark.slow
+def test_each_script_ends_with_code_0_after_three_steps(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(lambda job: _finish(job, tmp_path), FIRST.values()))
+    assert [end for end in ends if end[1] != 0] == []
+
+
+def test_every_script_stands_in_the_table_and_the_other_way_round() -> None:
+    written = {path.name for path in SCRIPTS.glob("*.py") if not path.name.startswith("_")}
+    assert written == {case.script for case in CASES}
+
+
+def test_expected_causes_are_known_ids_and_alternatives_give_their_reason() -> None:
+    for case in CASES:
+        for arm in case.arms:
+            assert {arm.cause, *arm.also} <= {None, *CAUSES}, case.id
+            assert bool(arm.also) == bool(arm.because), f"{case.id} {arm.name}"
+
+
+def test_ids_are_unique_and_pairs_name_arms_that_exist() -> None:
+    assert len({case.id for case in CASES}) == len(CASES)
+    for case in CASES:
+        names = [arm.name for arm in case.arms]
+        assert len(set(names)) == len(names), case.id
+        assert all({pair.faulty, pair.fixed} <= set(names) for pair in case.pairs), case.id
+        assert all(pair.slowdown > 1.04 and pair.steps[0] < pair.steps[1] for pair in case.pairs)
+
+
+def test_a_faulty_arm_of_a_pair_expects_a_cause() -> None:
+    for case in CASES:
+        for pair in case.pairs:
+            assert case.arm(pair.faulty).cause is not None, case.id
+
+
+def test_the_arms_that_a_script_accepts_are_the_arms_of_the_table() -> None:
+    for case in CASES:
+        calls = [
+            node
+            for node in ast.walk(ast.parse((SCRIPTS / case.script).read_text()))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("arguments", "parse")
+        ]
+        accepted = {
+            arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)
+        }
+        used = {arm.name for other in CASES if other.script == case.script for arm in other.arms}
+        assert used == accepted, case.script
+
+
+def test_scripts_never_name_their_cause() -> None:
+    for path in SCRIPTS.glob("*.py"):
+        for cause in CAUSES:
+            assert not re.search(rf"\b{re.escape(cause)}\b", path.read_text()), path.name
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

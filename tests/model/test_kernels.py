@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from brim.errors import ConfigError
 from brim.model.attention import BACKENDS
-from brim.model.kernels import Capability, Choices, choose, installed, kernels
+from brim.model.kernels import Capability, Choices, choose, compile_blocks, installed, kernels
 from brim.model.loss import fused_row_loss, torch_row_loss
+from brim.model.weights import load
+from brim.train.synthetic import Document, pack
 
 ALL = frozenset({"flash-attn-4", "triton"})
 PLAIN = frozenset({"triton"})
@@ -100,3 +105,22 @@ def test_names_become_functions() -> None:
 
 def test_installed_sees_what_is_importable_here() -> None:
     assert ("triton" in installed()) == (torch.utils._triton.has_triton_package())
+
+
+def test_compiled_blocks_see_four_graphs_and_none_more_for_other_patch_and_document_counts(
+    make_pair: Callable[..., Any], samples: dict[str, list[Document]]
+) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    model = load(make_pair(True).folder, dtype=torch.float32)
+    rows = [pack(samples[kind], 90, side=6) for kind in ("mixed", "several images", "one image")]
+    expected = [model(row).item() for row in rows]
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compile_blocks(model, backend=counter)
+    for row, loss in zip(rows, expected, strict=True):
+        found = model(row)
+        found.backward()
+        assert found.item() == pytest.approx(loss, rel=1e-6)
+    # a text block, a vision block, the merger and a deepstack merger
+    assert counter.frame_count == 4

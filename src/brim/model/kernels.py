@@ -25,7 +25,7 @@ import torch
 from brim.errors import ConfigError
 from brim.model.attention import BACKENDS, Attention
 from brim.model.loss import RowLoss, fused_row_loss, torch_row_loss
-from brim.model.qwen3vl import Kernels
+from brim.model.qwen3vl import Kernels, Qwen3VL
 
 Capability = tuple[int, int]
 T = TypeVar("T")
@@ -197,15 +197,17 @@ def kernels(choices: Choices) -> Kernels:
     return Kernels(text_attention=attention, vision_attention=attention, row_loss=row_loss)
 
 
-def compile_blocks(model: torch.nn.Module) -> None:
-    """Compile every block of both towers in place.
+def compile_blocks(
+    model: Qwen3VL, *, static_patches: bool = False, backend: str = "inductor"
+) -> None:
+    """Compile every block of both towers in place, each kind once: blocks share their code.
 
-    All blocks of a tower share one piece of code, so each is compiled once.  The row's length
-    never changes; patch counts, numbers of segments and launch bounds become symbols on their
-    second value, after which nothing compiles again.
+    The row's length never changes.  Patch counts are symbols of the compiled code, so no count
+    compiles again; with ``static_patches`` each bucket of patches has code of its own instead.
     """
-    for blocks in (model.blocks, model.visual.blocks):
-        for block in blocks:
-            block.compile(fullgraph=True)
-    for merger in (model.visual.merger, *model.visual.deepstack):
-        merger.compile(fullgraph=True)
+    model.visual.static_patches = static_patches
+    dynamic = False if static_patches else None
+    for block in (*model.visual.blocks, model.visual.merger, *model.visual.deepstack):
+        block.compile(fullgraph=True, dynamic=dynamic, backend=backend)
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend=backend)

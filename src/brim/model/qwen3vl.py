@@ -98,6 +98,8 @@ class VisionTower(nn.Module):
     def __init__(self, config: VisionConfig, attention: Attention) -> None:
         super().__init__()
         self.config = config
+        self.static_patches = False
+        """Whether compiled blocks are made anew for every number of vision rows."""
         self.patch_embedding = PatchEmbedding(config)
         self.positions = nn.Embedding(config.positions, config.hidden_size)
         self.rotary = Rotary(config.head_dim // 2, config.rope_theta)
@@ -116,17 +118,26 @@ class VisionTower(nn.Module):
         )
         x = x + blended.to(x.dtype)
         at = self._segments(batch)
+        self._mark(x)
         taps: list[torch.Tensor] = []
         for index, block in enumerate(self.blocks):
             x = _run(block, x, at, again=index < recompute)
+            self._mark(x)
             if index in self.config.deepstack:
                 taps.append(self.deepstack[len(taps)](x))
         return [self.merger(x), *taps]
 
+    def _mark(self, *tensors: torch.Tensor) -> None:
+        if not self.static_patches:
+            _changes_length(*tensors)
+
     def _segments(self, batch: PackedBatch) -> Segments:
         angles = self.rotary(batch.vision_positions).flatten(1)
         longest = launch_bound(batch.counts.longest_frame)
-        return Segments(angles.cos(), angles.sin(), batch.vision_cu_seqlens, longest)
+        cos, sin = angles.cos(), angles.sin()
+        _changes_length(batch.vision_cu_seqlens)
+        self._mark(cos, sin)
+        return Segments(cos, sin, batch.vision_cu_seqlens, longest)
 
 
 class Qwen3VL(nn.Module):
@@ -186,6 +197,7 @@ class Qwen3VL(nn.Module):
     def _segments(self, batch: PackedBatch) -> Segments:
         angles = mrope(self.rotary(batch.position_ids), self.config.text.mrope_section)
         longest = launch_bound(batch.counts.longest_document)
+        _changes_length(batch.cu_seqlens)
         return Segments(angles.cos(), angles.sin(), batch.cu_seqlens, longest)
 
 
@@ -197,6 +209,12 @@ def mrope(angles: torch.Tensor, sections: tuple[int, int, int]) -> torch.Tensor:
         of_axis = slice(axis, 3 * sections[axis], 3)
         mixed[:, of_axis] = angles[axis, :, of_axis]
     return mixed
+
+
+def _changes_length(*tensors: torch.Tensor) -> None:
+    """Tell the compiler that these have another length in every row, before it sees the first."""
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def _run(block: nn.Module, x: torch.Tensor, at: Segments, *, again: bool) -> torch.Tensor:

@@ -148,6 +148,28 @@ def load(
     return model
 
 
+def random_model(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    kernels: Kernels | None = None,
+) -> Qwen3VL:
+    """A model with the published initialisation: matrices N(0, 0.02), norms 1, biases 0."""
+    with torch.device("meta"):
+        model = Qwen3VL(config, kernels)
+    model.to(dtype=dtype).to_empty(device=device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.02, generator=generator)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    return model
+
+
 def _fill(target: torch.Tensor, tensor: torch.Tensor, where: str) -> None:
     if target.shape != tensor.shape:
         raise InputError(

@@ -65,12 +65,15 @@ def reference_update(
     w = w - lr * decay * w - lr * (m / correction_1 / ((v / correction_2).sqrt() + eps))
     if master is not None:
         _replace(master, w, update)
-    noise = _noise(weight, seed)
-    _replace(weight, stochastic_bfloat16(w, noise & 0xFFFF) if round_weight else w, update)
-    rounded = mean.dtype is torch.bfloat16
-    _replace(mean, stochastic_bfloat16(m, noise >> 16) if rounded else m, update)
-    second = hashed(noise, 0) & 0xFFFF
-    _replace(square, stochastic_bfloat16(v, second) if rounded else v, update)
+    if round_weight or mean.dtype is torch.bfloat16:
+        noise = _noise(weight, seed)
+        if round_weight:
+            w = stochastic_bfloat16(w, noise & 0xFFFF)
+        if mean.dtype is torch.bfloat16:
+            m = stochastic_bfloat16(m, noise >> 16)
+            v = stochastic_bfloat16(v, hashed(noise, 0) & 0xFFFF)
+    for target, value in ((weight, w), (mean, m), (square, v)):
+        _replace(target, value, update)
 
 
 def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:

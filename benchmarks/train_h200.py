@@ -1,0 +1,357 @@
+"""Training speed of Qwen3-VL on one GPU: variants side by side, counted strictly.
+
+    python benchmarks/train_h200.py                      the variants of the table, 4B then 8B
+    python benchmarks/train_h200.py --only 4B-fa4 --trace trace.json.gz
+    python benchmarks/train_h200.py --dry                tiny shapes, any machine, two minutes
+
+Random weights, synthetic photographs of about one megapixel (1,024 visual and 300 text tokens
+each, half of the text scored), rows on the device before the clock starts.  FLOPs are those of
+brim.model.flops: tower counted, causal attention half, head on scored rows, no padding, no
+recomputation.  Every variant first trains a few steps for compilation, then one step under
+torch.cuda.set_sync_debug_mode("error"), then the timed steps; one more is profiled.
+
+The clock is the device's own between two events, over all timed steps.  A table comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.model import flops
+from brim.model.config import ModelConfig, TextConfig, VisionConfig
+from brim.model.kernels import choose, compile_blocks, installed, kernels
+from brim.model.precision import use_fp8
+from brim.model.qwen3vl import Qwen3VL, Recompute
+from brim.model.weights import random_model
+from brim.train.adamw import AdamW, decay_groups
+from brim.train.step import TrainStep
+from brim.train.synthetic import photographs
+
+BF16_PEAK = 989e12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    name: str
+    size: str
+    attention: str = "fa4"
+    vision_attention: str = ""
+    compile: bool = True
+    states: str = "bf16 rounded"  # or "fp32 + masters"
+    fp8: str = ""
+    fp8_scope: str = "text"
+    static_patches: bool = False
+    length: int = 12_288
+    recompute: tuple[int, int] = (0, 0)
+
+
+PLAN = [
+    Variant(name="4B-fa4", size="4B"),
+    Variant(name="8B-fa4", size="8B"),
+    Variant(name="8B-fp8-tensorwise", size="8B", fp8="tensorwise"),
+    Variant(name="4B-fa4-16k", size="4B", length=16_384),
+    Variant(name="8B-fa4-16k", size="8B", length=16_384),
+    Variant(name="8B-fp8-rowwise", size="8B", fp8="rowwise"),
+    Variant(name="4B-varlen", size="4B", attention="varlen"),
+    Variant(name="4B-fa4-eager", size="4B", compile=False),
+    Variant(name="4B-fa4-masters", size="4B", states="fp32 + masters"),
+    Variant(name="4B-fa4-static", size="4B", static_patches=True),
+    Variant(name="4B-mixed-attention", size="4B", attention="varlen", vision_attention="fa4"),
+]
+KINDS = (
+    # first match wins; names as CUDA and Inductor print them
+    ("attention", ("flash", "fmha", "attention", "_fwd_kernel", "FlashAttention", "bwd_postprocess",
+                   "bwd_preprocess", "sdpa")),
+    ("gemm", ("gemm", "nvjet", "cutlass", "cublas", "xmma", "_scaled_mm")),
+    ("optimizer", ("_adamw", "multi_tensor", "lpnorm", "LpNorm")),
+    ("compiled", ("triton_",)),
+    ("copy and fill", ("Memcpy", "Memset", "copy", "fill", "CatArray")),
+    ("rows", ("index", "gather", "scatter", "embedding", "sort", "Radix")),
+)  # fmt: skip
+
+
+def build(variant: Variant, config: ModelConfig, device: torch.device) -> tuple[Qwen3VL, AdamW]:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    picked = choose(
+        capability,
+        installed(),
+        attention=variant.attention if capability else None,
+        compile=variant.compile if capability else False,
+    )
+    chosen = kernels(picked)
+    if variant.vision_attention and capability:
+        other = choose(capability, installed(), attention=variant.vision_attention)
+        chosen = replace(chosen, vision_attention=kernels(other).vision_attention)
+    dtype = torch.bfloat16 if capability else torch.float32
+    model = random_model(config, dtype=dtype, device=device, kernels=chosen)
+    model.recompute = Recompute(
+        text_blocks=variant.recompute[0], vision_blocks=variant.recompute[1]
+    )
+    if variant.fp8:
+        use_fp8(model, variant.fp8, variant.fp8_scope)
+    if picked.compile.value:
+        compile_blocks(model, static_patches=variant.static_patches)
+    masters = variant.states.startswith("fp32")
+    optimizer = AdamW(
+        decay_groups(model.named_parameters(), 0.1),
+        lr=1e-5,
+        masters=masters,
+        state_dtype=torch.float32 if masters else torch.bfloat16,
+    )
+    return model, optimizer
+
+
+def measure(variant: Variant, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    began = time.monotonic()
+    config = tiny() if args.dry else ModelConfig.named(variant.size)
+    length = args.length or (512 if args.dry else variant.length)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    model, optimizer = build(variant, config, device)
+    step = TrainStep(model, optimizer, max_norm=1.0)
+    source = photographs(config, length, bucket=args.bucket, text=30 if args.dry else 300)
+    if args.dry:
+        source = small_rows(config, length)
+    rows = [row.to(device) for row in itertools.islice(source, args.rows)]
+    losses = [step([row], 1e-5).loss for row in rows[: max(2, args.rows)]]
+    synchronize(device)
+    ready = time.monotonic() - began
+    syncs = sync_free(step, rows[0]) if cuda else "not a GPU"
+    seconds, counted, outcome = timed(step, rows, args.steps, device)
+    total = sum(flops.step(config, c).total for c in counted)
+    tokens, images = sum(c.tokens for c in counted), sum(c.images for c in counted)
+    result = {
+        **asdict(variant),
+        "length": length,
+        "seconds_per_step": seconds / args.steps,
+        "tflops": total / seconds / 1e12,
+        "mfu": total / seconds / BF16_PEAK,
+        "tokens_per_s": tokens / seconds,
+        "images_per_s": images / seconds,
+        "fill": tokens / (length * args.steps),
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
+        "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if cuda else None,
+        "ready_s": ready,
+        "syncs": syncs,
+        "loss": [losses[0].item(), outcome.loss.item()],
+        "norm": outcome.norm.item(),
+        "parts": asdict(flops.step(config, rows[0].counts)),
+    }
+    if not args.no_profile:
+        result["kernels"] = profile(step, rows[0], device, args.trace)
+    return result
+
+
+def timed(
+    step: TrainStep, rows: list[Any], n: int, device: torch.device
+) -> tuple[float, list, Any]:
+    """Seconds of ``n`` steps by the device's clock, and their counts."""
+    counted = [rows[i % len(rows)].counts for i in range(n)]
+    start = time.perf_counter()
+    if device.type == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+    for i in range(n):
+        outcome = step([rows[i % len(rows)]], 1e-5)
+    if device.type == "cuda":
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3, counted, outcome
+    return time.perf_counter() - start, counted, outcome
+
+
+def sync_free(step: TrainStep, row: Any) -> str:
+    """One step in which any wait of the host for the device is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step([row], 1e-5)
+    except RuntimeError as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{where.filename}:{where.lineno}: {str(error).splitlines()[0]}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "none"
+
+
+def profile(step: TrainStep, row: Any, device: torch.device, trace: str) -> dict[str, Any]:
+    """Device time of one step by kind and by kernel, milliseconds."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU]
+    synchronize(device)
+    with record(activities=activities) as seen:
+        step([row], 1e-5)
+        synchronize(device)
+    if trace:
+        seen.export_chrome_trace(trace)
+    kinds: dict[str, float] = defaultdict(float)
+    table = []
+    for event in seen.key_averages():
+        ms = (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e3
+        if ms > 0:
+            kinds[kind(event.key)] += ms
+            table.append((ms, event.count, event.key))
+    table.sort(reverse=True)
+    busy = sum(kinds.values())
+    return {
+        "busy_ms": busy,
+        "kinds_ms": dict(kinds),
+        "top": table[:28],
+        "launches": sum(t[1] for t in table),
+    }
+
+
+def kind(name: str) -> str:
+    return next((k for k, parts in KINDS if any(p in name for p in parts)), "other")
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def tiny() -> ModelConfig:
+    text = TextConfig(
+        vocab_size=151_660, hidden_size=64, intermediate_size=96, layers=3, heads=4, kv_heads=2,
+        head_dim=16, mrope_section=(3, 3, 2),
+    )  # fmt: skip
+    vision = VisionConfig(
+        depth=3, hidden_size=32, intermediate_size=48, heads=2, out_hidden_size=64,
+        deepstack=(0, 2), positions=36,
+    )  # fmt: skip
+    return ModelConfig(text=text, vision=vision, tied=True)
+
+
+def small_rows(config: ModelConfig, length: int) -> Any:
+    import numpy as np
+
+    from brim.train.synthetic import document, pack
+
+    rng = np.random.default_rng(0)
+    while True:
+        grids = [(4, 6), (8, 8), (6, 4), (4, 4)]
+        documents = [
+            document(rng, [g], text=20, answer=20, vocabulary=config.text.vocab_size) for g in grids
+        ]
+        yield pack(documents, length, bucket=4, side=config.vision.grid_side)
+
+
+def show_kernels(result: dict[str, Any]) -> None:
+    if "kernels" not in result:
+        return
+    seen = result["kernels"]
+    busy = seen["busy_ms"]
+    print(f"  one step of {result['name']}: {busy:.1f} ms busy in {seen['launches']} launches")
+    for name, ms in sorted(seen["kinds_ms"].items(), key=lambda item: -item[1]):
+        print(f"    {name:14} {ms:8.1f} ms {ms / busy:6.1%}")
+    for ms, count, name in seen["top"]:
+        print(f"      {ms:8.2f} ms {count:5}x  {name[:110]}")
+
+
+def show_table(results: list[dict[str, Any]]) -> None:
+    head = (
+        "variant",
+        "row",
+        "s/step",
+        "images/s",
+        "tokens/s",
+        "TFLOP/s",
+        "MFU",
+        "peak GiB",
+        "syncs",
+    )
+    print(("{:22}" + "{:>10}" * 8).format(*head))
+    for r in results:
+        if "error" in r:
+            print(f"{r['name']:22}  {r['error'][:90]}")
+            continue
+        peak = "n/a" if r["peak_gib"] is None else f"{r['peak_gib']:.1f}"
+        cells = (
+            r["length"], f"{r['seconds_per_step']:.3f}", f"{r['images_per_s']:.2f}",
+            f"{r['tokens_per_s']:.0f}", f"{r['tflops']:.1f}", f"{r['mfu']:.1%}", peak,
+            r["syncs"] if len(r["syncs"]) < 10 else "YES",
+        )  # fmt: skip
+        print(("{:22}" + "{:>10}" * 8).format(r["name"], *cells))
+
+
+def gpu_line() -> str:
+    query = "--query-gpu=name,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "no nvidia-smi"
+    return done.stdout.strip()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="names of variants, comma-separated")
+    parser.add_argument("--length", type=int, default=0, help="tokens of a row; 0: the variant's")
+    parser.add_argument("--rows", type=int, default=3, help="different rows, used in turn")
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--bucket", type=int, default=128, help="multiple of the vision rows")
+    parser.add_argument("--budget", type=float, default=500, help="start no variant after, seconds")
+    parser.add_argument("--out", default="", help="a file for the results as JSON lines")
+    parser.add_argument("--trace", default="", help="a file for the profiled step's trace")
+    parser.add_argument("--no-profile", action="store_true")
+    parser.add_argument("--dry", action="store_true", help="tiny shapes")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    began = time.monotonic()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    chosen = [v for v in PLAN if not args.only or v.name in args.only.split(",")]
+    print(f"torch {torch.__version__}, packages {sorted(installed())}, {gpu_line()}", flush=True)
+    results = []
+    for variant in chosen:
+        if time.monotonic() - began > args.budget:
+            results.append({"name": variant.name, "error": "not run: out of time"})
+            continue
+        try:
+            result = measure(variant, args, device)
+        except Exception as error:  # one variant's failure must not cost the others
+            traceback.print_exc()
+            result = {"name": variant.name, "error": f"{type(error).__name__}: {error}"}
+        results.append(result)
+        if args.out:
+            with Path(args.out).open("a") as f:
+                f.write(json.dumps(result) + "\n")
+        brief = {k: v for k, v in result.items() if k not in ("kernels", "parts")}
+        print(json.dumps(brief), flush=True)
+        show_kernels(result)
+        print(f"  {time.monotonic() - began:.0f} s so far; {gpu_line()}", flush=True)
+        torch._dynamo.reset()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    show_table(results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -131,6 +131,25 @@ def test_a_healthy_run_is_told_so_with_what_remains() -> None:
     assert "What remains: kernels below the device's peak 43.1 %, compute.unfused 4.8 %" in printed
 
 
+@pytest.mark.parametrize(
+    ("unknown", "said"),
+    [
+        (1.0, "Nothing can be said about where the time went."),
+        (0.3, "No cause is known to take 5 % of the time, but 30.0 % of it could not be told"),
+        (0.049, "Nothing to cure: no cause takes 5 % of the time."),
+    ],
+)
+def test_what_could_not_be_told_apart_is_not_called_healthy(unknown: float, said: str) -> None:
+    account = [
+        Entry(part="useful", cause="compute", share=1 - unknown),
+        Entry(part="unknown", cause="unknown", share=unknown),
+    ]
+    diagnosis = Diagnosis(window=Window(steps=0, wall_s=1.0, ranks=1), account=account, findings=[])
+    printed = _printed(diagnosis, 120)
+    assert said in printed.splitlines()[0], "no sentence of its own: this is the verdict"
+    assert printed.count(said) == 1
+
+
 def test_the_bar_fills_the_width_and_each_slice_has_its_own_character() -> None:
     lines = _printed(examples.input_bound()).splitlines()
     bar = lines[2]

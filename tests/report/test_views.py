@@ -130,3 +130,15 @@ def test_frameworks_come_with_the_jobs_own_first_and_only_known_ones() -> None:
     known = views.frameworks(examples.input_bound())
     assert known[:2] == [("hf-trainer", "HF Trainer"), ("torch", "PyTorch")]
     assert ("accelerate", "Accelerate") not in known
+
+
+def test_a_live_run_shows_its_wait_for_input_on_top_of_the_rest() -> None:
+    steps = [Step(name=str(i), wall_us=100.0, input_us=25.0 * i) for i in range(3)]
+    plot = views.step_plot(steps)
+    assert plot is not None and plot.split
+    assert [[p[1:] for p in c.pieces] for c in plot.columns] == [
+        [("100.000", "total")],
+        [("75.000", "total"), ("25.000", "input")],
+        [("50.000", "total"), ("50.000", "input")],
+    ]
+    assert views.step_legend(steps) == [("total", "all but input"), ("input", "input")]

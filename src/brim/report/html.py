@@ -56,6 +56,7 @@ def page(diagnosis: Diagnosis) -> str:
         waterfall=views.waterfall(diagnosis),
         cards=[views.card(f, diagnosis.frameworks) for f in diagnosis.findings],
         frameworks=views.frameworks(diagnosis),
+        without_findings=words.without_findings(diagnosis),
         remains=[
             (words.slice_name(e, flops=counts_flops(diagnosis)), percent(e.share))
             for e in words.remains(diagnosis.account)

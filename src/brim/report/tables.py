@@ -32,6 +32,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     exposed_copy_us: float | None = None
     idle_us: float | None = None
     idle_by_cause: dict[str, float] = {}
+    input_us: float | None = None
+    """Of a live run: the training thread waited for its loader."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from brim.diagnose.causes import CAUSES, REPORTED_FROM
+from brim.diagnose.causes import CAUSES
 from brim.diagnose.compare import counts_flops
 from brim.record.findings import Diagnosis, Finding, Remedy
 from brim.report import words
@@ -33,7 +33,7 @@ def render(diagnosis: Diagnosis, console: Console, *, all_frameworks: bool = Fal
         for rank, finding in enumerate(diagnosis.findings, 1):
             _finding(page, rank, finding, diagnosis.frameworks, all_frameworks)
     else:
-        _healthy(page, diagnosis)
+        _no_findings(page, diagnosis)
     _window(page, diagnosis)
 
 
@@ -101,10 +101,11 @@ def _remedy(page: Paper, remedy: Remedy, frameworks: list[str], all_frameworks: 
             page.line(page.text(setting.strip(), "cyan"), mark=label, indent=4)
 
 
-def _healthy(page: Paper, diagnosis: Diagnosis) -> None:
+def _no_findings(page: Paper, diagnosis: Diagnosis) -> None:
     page.blank()
-    threshold = percent(REPORTED_FROM).replace(".0", "")
-    page.line(page.text(f"Nothing to cure: no cause takes {threshold} of the time.", "green"))
+    said, good = words.without_findings(diagnosis)
+    if said != words.verdict(diagnosis):
+        page.line(page.text(said, "green" if good else "yellow"))
     left = words.remains(diagnosis.account)
     if left:
         flops = counts_flops(diagnosis)

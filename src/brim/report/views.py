@@ -17,6 +17,7 @@ from brim.report.tables import Step
 from brim.units import duration, percent, rate, size
 
 _WIDE_ENOUGH = 20
+_REST = "the rest"
 _MAX_COLUMNS = 160
 """Columns of the step plot; more are averaged in groups."""
 
@@ -308,7 +309,7 @@ def step_plot(steps: list[Step]) -> StepPlot | None:
         median_y=_at(100 - median / top * 100),
         spread=f"{duration(low * 1e-6)} to {duration(high * 1e-6)}",
         caption=caption + (f"; each column is {group} steps" if group > 1 else ""),
-        split=any(s.idle_us is not None for s in shown),
+        split=any(_pieces(s) for s in shown),
     )
 
 
@@ -334,6 +335,7 @@ def _mean(steps: list[Step]) -> Step:
         exposed_comm_us=of([s.exposed_comm_us for s in steps]),
         exposed_copy_us=of([s.exposed_copy_us for s in steps]),
         idle_us=of([s.idle_us for s in steps]),
+        input_us=of([s.input_us for s in steps]),
         idle_by_cause={
             c: math.fsum(s.idle_by_cause.get(c, 0.0) for s in steps) / len(steps) for c in causes
         },
@@ -341,8 +343,11 @@ def _mean(steps: list[Step]) -> Step:
 
 
 def step_legend(steps: list[Step]) -> list[tuple[str, str]]:
-    drawn = {accent_of(cause) for step in steps for cause in _pieces(step)}
-    return [(name, accent.label) for name, accent in ACCENTS.items() if name in drawn]
+    """(accent, label) of what the plot draws."""
+    drawn = {cause for step in steps for cause in _pieces(step)}
+    rest = [("total", "all but input")] if _REST in drawn else []
+    accents = {accent_of(cause) for cause in drawn - {_REST}}
+    return rest + [(name, accent.label) for name, accent in ACCENTS.items() if name in accents]
 
 
 def _pieces(step: Step) -> dict[str, float]:
@@ -353,16 +358,19 @@ def _pieces(step: Step) -> dict[str, float]:
         "transfer": step.exposed_copy_us,
         **step.idle_by_cause,
     }
-    return {cause: us for cause, us in parts.items() if us}
+    known = {cause: us for cause, us in parts.items() if us}
+    if known or not step.input_us:
+        return known
+    return {_REST: max(0.0, step.wall_us - step.input_us), "input": step.input_us}
 
 
 def _column(step: Step, top: float) -> Column:
-    known = _pieces(step) or {"total": step.wall_us}
+    known = _pieces(step) or {_REST: step.wall_us}
     pieces, below = [], 0.0
     for cause, us in known.items():
         height = us / top * 100
         below += height
-        accent = "total" if cause == "total" else accent_of(cause)
+        accent = "total" if cause == _REST else accent_of(cause)
         pieces.append((_at(100 - below), _at(height), accent))
     name = words.clean(step.name) or "step"
     return Column(pieces=pieces, title=f"{name}: {duration(step.wall_us * 1e-6)}")

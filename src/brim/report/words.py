@@ -27,6 +27,8 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "samples_per_s": ("samples/s", "number"),
     "images_per_s": ("images/s", "number"),
     "tokens_per_s": ("tokens/s", "number"),
+    "pad_share": ("padding", "share"),
+    "input_wait": ("input wait", "share"),
     "mfu": ("MFU", "share"),
     "gpu_util": ("GPU-Util", "share"),
     "sm_active": ("SM active", "share"),
@@ -121,11 +123,23 @@ def verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict.strip():
         return clean(diagnosis.verdict)
     if not diagnosis.findings:
-        return f"Healthy: no cause takes {REPORTED_FROM:.0%} of the time.".replace("%", " %")
+        return without_findings(diagnosis)[0]
     first = diagnosis.findings[0]
     what = meaning(first.cause)
     said = f"{first.cause}: {what}" if what else clean(first.cause)
     return f"{percent(first.share)} of the time is lost to {said}."
+
+
+def without_findings(diagnosis: Diagnosis) -> tuple[str, bool]:
+    """What to say when there is no finding, and whether it is good news."""
+    unknown = math.fsum(e.share for e in diagnosis.account if e.part == "unknown")
+    limit = percent(REPORTED_FROM).replace(".0", "")
+    if unknown >= 0.995:
+        return "Nothing can be said about where the time went.", False
+    if unknown >= REPORTED_FROM:
+        said = f"{percent(unknown)} of it could not be told apart"
+        return f"No cause is known to take {limit} of the time, but {said}.", False
+    return f"Nothing to cure: no cause takes {limit} of the time.", True
 
 
 def remains(account: Iterable[Entry]) -> list[Entry]:
@@ -178,5 +192,5 @@ def headline(finding: Finding) -> str:
 __all__ = [
     "FRAMEWORKS", "METRICS", "clean", "figure", "figures", "framework", "gain", "headline",
     "meaning", "number", "ordered_settings", "other_figures", "part", "place", "price", "remains",
-    "slice_name", "verdict", "window",
+    "slice_name", "verdict", "window", "without_findings",
 ]  # fmt: skip

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-# (logits (R, V), labels (R,), scale, want gradient) → loss (R,) float32; with a gradient, logits
+# (logits (R, V), labels (R,), scale (0-dim), want gradient) → loss (R,) float32; with a gradient, logits
 # are replaced by scale · (softmax - one-hot).
-RowLoss = Callable[[torch.Tensor, torch.Tensor, float, bool], torch.Tensor]
+RowLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
 CHUNK_ROWS = 4096
 """Scored rows whose logits exist at once: 1.2 GB in bf16 at 151,936 words.  Most rows of chat data
@@ -18,7 +18,7 @@ score fewer, and then the head's gradient is one product, rounded once."""
 
 
 def torch_row_loss(
-    logits: torch.Tensor, labels: torch.Tensor, scale: float, want_grad: bool
+    logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, want_grad: bool
 ) -> torch.Tensor:
     """The reference :data:`RowLoss`, on any device."""
     wide = logits.float()
@@ -34,7 +34,7 @@ def torch_row_loss(
 
 
 def _one_pass(
-    logits: torch.Tensor, labels: torch.Tensor, scale: float, want_grad: bool
+    logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, want_grad: bool
 ) -> torch.Tensor:
     # a comparison in place of a scatter: the compiler fuses it, so no (R, V) float32 tensor exists
     wide = logits.float()
@@ -53,7 +53,7 @@ def _compiled() -> RowLoss:
 
 
 def fused_row_loss(
-    logits: torch.Tensor, labels: torch.Tensor, scale: float, want_grad: bool
+    logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, want_grad: bool
 ) -> torch.Tensor:
     """A :data:`RowLoss` compiled into two passes over the logits, without float32 copies."""
     return _compiled()(logits, labels, scale, want_grad)
@@ -81,9 +81,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grads: list[torch.Tensor] = []
         grad_weight: torch.Tensor | None = None
         total = hidden.new_zeros((), dtype=torch.float32)
+        # on the device: a compiled loss would be specialised on the number, new in every step
+        factor = torch.full_like(total, scale)
         for rows, targets in zip(hidden.split(chunk), labels.split(chunk), strict=True):
             logits = rows @ weight.t()
-            total += row_loss(logits, targets, scale, want_hidden or want_weight).sum()
+            total += row_loss(logits, targets, factor, want_hidden or want_weight).sum()
             if want_hidden:
                 grads.append(logits @ weight)
             if want_weight:

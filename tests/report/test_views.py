@@ -56,7 +56,7 @@ def test_the_largest_loss_falls_first() -> None:
 def test_with_flops_the_whole_is_what_the_device_could_compute() -> None:
     rows = views.waterfall(examples.healthy())
     assert rows[0].name == "all that the device could compute"
-    assert rows[-1].name == "the model's own FLOPs at the device's peak"
+    assert rows[-1].name == "the model's own FLOPs"
 
 
 def test_a_stack_is_contiguous_and_leaves_out_what_is_zero() -> None:
@@ -142,3 +142,14 @@ def test_a_live_run_shows_its_wait_for_input_on_top_of_the_rest() -> None:
         [("50.000", "total"), ("50.000", "input")],
     ]
     assert views.step_legend(steps) == [("total", "all but input"), ("input", "input")]
+
+
+def test_classes_of_kernels_below_a_tenth_of_a_percent_are_not_listed() -> None:
+    import msgspec
+
+    rows = example_tables.kernel_kinds()
+    rows.append(msgspec.structs.replace(rows[0], kind="index", share=0.0009))
+    assert views.kinds(rows) == [
+        ("matmul", "37.1 %"), ("comm", "33.1 %"), ("attention", "9.4 %"),
+        ("elementwise", "6.1 %"), ("norm", "2.2 %"),
+    ]  # fmt: skip

@@ -76,6 +76,7 @@ def _lines(tables: Tables) -> dict[str, Any]:
     ranks = views.ranks(tables.ranks)
     return {
         "kernels": views.kernels(tables.kernels),
+        "kinds": views.kinds(tables.kernel_kinds),
         "modules": views.modules(tables.modules),
         "ranks": ranks,
         "rank_legend": views.legend(line.bars for line in ranks),

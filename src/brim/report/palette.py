@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from brim.diagnose.causes import family
+from brim.diagnose.causes import COMPUTE, family
 from brim.record.findings import Entry, Part
 
 
@@ -56,7 +56,7 @@ def accent_of(cause: str, part: Part | None = None) -> str:
 
     A cause of a later version, whose family is not known here, is drawn as unknown.
     """
-    if part == "useful" or cause in ("compute", "busy", USEFUL):
+    if part == "useful" or (cause == COMPUTE and part is None):
         return USEFUL
     name = family(cause)
     return name if name in ACCENTS else UNKNOWN

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from brim.diagnose.causes import CAUSES, COMPUTE
 from brim.diagnose.compare import counts_flops
-from brim.diagnose.trace.tables import CollRow, KernelRow, ModuleRow, RankRow
+from brim.diagnose.trace.tables import CollRow, KernelRow, KindRow, ModuleRow, RankRow
 from brim.record.findings import Diagnosis, Entry, Finding
 from brim.report import words
 from brim.report.palette import ACCENTS, USEFUL, accent_of, in_order
@@ -205,6 +205,11 @@ def _kernel(row: KernelRow, longest_share: float) -> Line:
             bar(0, min(row.attainable or 0.0, 1.0), USEFUL, reached),
         ],
     )
+
+
+def kinds(rows: list[KindRow]) -> list[tuple[str, str]]:
+    """(class of kernels, share of the time), without what takes less than 0.1 %."""
+    return [(words.clean(row.kind), percent(row.share)) for row in rows if row.share >= 0.001]
 
 
 def _kind_accent(kind: str) -> str:

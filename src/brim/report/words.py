@@ -110,7 +110,7 @@ def meaning(cause: str) -> str:
 def slice_name(entry: Entry, *, flops: bool) -> str:
     """What a slice of the account is: the cause's id, or words where there is no cause."""
     if entry.part == "useful":
-        return "the model's own FLOPs at the device's peak" if flops else "the device computes"
+        return "the model's own FLOPs" if flops else "the device computes"
     if entry.cause == COMPUTE:
         return "kernels below the device's peak"
     if entry.cause == UNKNOWN:

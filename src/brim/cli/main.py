@@ -25,6 +25,7 @@ class Verb(Protocol):
 # verb → one line of help; the module is brim.cli.<verb>
 VERBS = {
     "diagnose": "say what the device loses and why, in a command, a trace or an earlier run",
+    "compare": "two runs or traces side by side, by cause",
     "demo": "the whole story on this machine: a planted fault, its diagnosis, the cure",
 }
 

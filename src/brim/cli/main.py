@@ -26,7 +26,10 @@ class Verb(Protocol):
 VERBS = {
     "diagnose": "say what the device loses and why, in a command, a trace or an earlier run",
     "compare": "two runs or traces side by side, by cause",
+    "plan": "what a data set becomes: tokens, rows, padding, balance, before any GPU time",
     "demo": "the whole story on this machine: a planted fault, its diagnosis, the cure",
+    "watch": "see devices, processes and the running job live; export them to Prometheus",
+    "hw": "say what this machine is, what it can do and which settings follow",
 }
 
 _EPILOG = """\

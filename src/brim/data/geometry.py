@@ -92,7 +92,7 @@ def smart_resize(height: int, width: int, vision: Vision) -> tuple[int, int]:
     outside the limits is scaled in, rounding down above and up below.  Raises BadSample for an
     aspect ratio above 200.
     """
-    _check_aspect(height, width)
+    check_aspect(height, width)
     factor = vision.factor
     h, w = round(height / factor) * factor, round(width / factor) * factor
     if h * w > vision.max_pixels:
@@ -137,7 +137,7 @@ def smart_resize_video(frames: int, height: int, width: int, vision: Vision) -> 
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
-    _check_aspect(height, width)
+    check_aspect(height, width)
     h, w = round(height / factor) * factor, round(width / factor) * factor
     t = round(frames / vision.temporal) * vision.temporal
     if t * h * w > vision.video_max_pixels:
@@ -163,7 +163,8 @@ def video_grid(frames: int, height: int, width: int, vision: Vision) -> Grid:
     return Grid(-(-frames // vision.temporal), h // vision.patch, w // vision.patch)
 
 
-def _check_aspect(height: int, width: int) -> None:
+def check_aspect(height: int, width: int) -> None:
+    """Raise BadSample for sides that the reference processors refuse."""
     if height < 1 or width < 1:
         raise BadSample("image.empty", f"an image of {width}×{height} pixels")
     if max(height, width) > MAX_ASPECT * min(height, width):

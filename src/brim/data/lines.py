@@ -7,6 +7,7 @@ pretty-printed object, UTF-16, holes of NUL after a crash, a last line cut by a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import re
@@ -53,6 +54,12 @@ class Lines:
         data = self._map[self.starts[index] : self.ends[index]]
         ended = index < len(self) - 1 or self._map[-1:] in (b"\n", b"\r", b"]")
         return loads(data, complete=ended)
+
+    def oddities(self, index: int) -> Iterator[str]:
+        """What is strange about a record that parses, and taken all the same."""
+        data = self._map[self.starts[index] : self.ends[index]]
+        with contextlib.suppress(ValueError, RecursionError):
+            yield from (f"the key {name!r} comes twice" for name in duplicates(data))
 
     def fingerprint(self) -> str:
         """Of the content: the same bytes, the same fingerprint, whatever the time stamps say."""

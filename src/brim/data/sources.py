@@ -42,7 +42,7 @@ class Records(Protocol):
 class SourceConfig:
     """One entry of ``data.sources``."""
 
-    path: str
+    path: str = ""
     """A file, a folder, ``hf:user/name``, or an fsspec URL."""
     image_root: str = ""
     """Folder or URL under which pictures are found; empty: the folder of the file."""

@@ -16,7 +16,7 @@ Scored are the tokens of every answer and the ``<|im_end|>`` that ends it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -109,17 +109,11 @@ class ChatTokens:
         """Changes when the tokenizer does."""
         return xxhash.xxh3_64_hexdigest((self.folder / "tokenizer.json").read_bytes())
 
-    def encode(
-        self, conversation: Conversation, times: Mapping[int, Sequence[float]] | None = None
-    ) -> Encoded:
-        """Token ids of a conversation.
-
-        ``times``: for each video, by its number among the pictures, the seconds of its temporal
-        patches.  Raises BadSample for what no tokenizer takes.
-        """
+    def encode(self, conversation: Conversation) -> Encoded:
+        """Token ids of a conversation.  Raises BadSample for a video without its frames."""
         writer = _Writer(self)
         for turn in conversation.turns:
-            self._write_turn(writer, turn, times or {})
+            self._write_turn(writer, turn)
         return writer.finish()
 
     def text_ids(self, text: str, score_at: int | None = None) -> tuple[list[int], int]:
@@ -158,9 +152,7 @@ class ChatTokens:
                 hint="thinking variants rewrite earlier answers; brim trains the instruct form",
             )
 
-    def _write_turn(
-        self, writer: _Writer, turn: Turn, times: Mapping[int, Sequence[float]]
-    ) -> None:
+    def _write_turn(self, writer: _Writer, turn: Turn) -> None:
         writer.control(self.im_start)
         writer.text(f"{turn.role}\n")
         if turn.role == "assistant":
@@ -171,7 +163,7 @@ class ChatTokens:
             elif isinstance(part, Image):
                 writer.picture()
             else:
-                writer.video(times.get(writer.pictures) or _frame_times(part))
+                writer.video(_frame_times(part))
         writer.control(self.im_end)
         writer.stop_scoring()
         writer.text("\n")
@@ -185,7 +177,7 @@ class ChatTokens:
 
 def _frame_times(video: Video) -> list[float]:
     if not video.frames:
-        raise BadSample("video.times", "the times of a video file are not known yet")
+        raise BadSample("video.file", "a video file; give the list of its frames instead")
     return timestamps(range(len(video.frames)), video.fps or 2.0)
 
 

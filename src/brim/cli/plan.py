@@ -1,0 +1,189 @@
+"""``brim plan``: what a data set becomes, before any GPU time."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brim.errors import GOOD, ConfigError, InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from brim.data.prepare import Prepared
+    from brim.data.stats import Summary
+
+
+class Command:
+    """Token and patch statistics, packing, padding, balance over ranks, and what is refused."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("config", type=Path, help="a TOML file with model and [data]")
+        parser.add_argument(
+            "--world", type=int, nargs="*", default=[2, 4, 8], help="numbers of ranks (2 4 8)"
+        )
+        parser.add_argument("--model", help="folder or hub id, instead of the file's")
+        parser.add_argument(
+            "--quarantine", type=Path, help="list the refused samples in this JSONL file"
+        )
+        parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from rich.console import Console
+
+        from brim.data.config import DataConfig
+        from brim.data.stats import summarize
+
+        table = _read(args.config)
+        model = args.model or _model(table, args.config)
+        if any(world < 1 for world in args.world):
+            raise ConfigError("--world takes numbers of ranks, 1 or more")
+        config = DataConfig.of_table(table.get("data", {}), args.config.resolve().parent)
+        if args.quarantine:
+            args.quarantine.unlink(missing_ok=True)  # it lists this plan's refusals
+        console = Console()
+        prepared = _prepare(config, model, args.quarantine)
+        summary = summarize(prepared.plan, args.world, merge=prepared.vision.merge)
+        show(console, prepared, summary)
+        if args.json:
+            _write_json(args.json, prepared, summary)
+        return GOOD
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: no TOML: {error}") from None
+
+
+def _model(table: dict[str, Any], path: Path) -> str:
+    """The model's folder or hub id: ``model = "…"`` or ``[model] path = "…"``."""
+    found = table.get("model")
+    if isinstance(found, dict):
+        found = found.get("path", found.get("name"))
+    if not isinstance(found, str):
+        raise ConfigError(
+            f"{path} names no model", hint='write model = "FOLDER", or give --model FOLDER'
+        )
+    beside = path.resolve().parent / found
+    return str(beside) if beside.is_dir() else found
+
+
+def _prepare(config: Any, model: str, quarantine: Path | None) -> Prepared:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from brim.data.prepare import prepare
+
+    columns = (
+        TextColumn("reading headers and texts"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task("")
+        return prepare(
+            config,
+            model,
+            quarantine=quarantine,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def show(console: Console, prepared: Prepared, summary: Summary) -> None:
+    """The plan as tables and a histogram."""
+    from rich.table import Table
+
+    console.print(_figures(prepared, summary))
+    peak = max(bar.count for bar in summary.histogram)
+    shape = Table("tokens of a sample", "samples", "", box=None, pad_edge=False)
+    for bar in summary.histogram:
+        width = round(40 * bar.count / peak) or bool(bar.count)
+        shape.add_row(f"{bar.low:,} - {bar.high - 1:,}", f"{bar.count:,}", "█" * width)
+    console.print(shape, "")
+    if summary.imbalance:
+        console.print(_balance(summary), "")
+    _say_refused(console, prepared)
+
+
+def _figures(prepared: Prepared, summary: Summary) -> Any:
+    from rich.table import Table
+
+    from brim.units import percent
+
+    plan = prepared.plan
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    tokens = f"{summary.tokens:,} ({percent(summary.visual_tokens / summary.tokens)} visual, "
+    tokens += f"{percent(summary.scored_tokens / summary.tokens)} learnt)"
+    low, _, middle, high, top = summary.lengths
+    rows = f"{summary.rows:,} of {plan.tokens_per_row:,} tokens, {percent(summary.waste)} padding"
+    rows += f" (batches of 8 would have {percent(summary.padded_waste)})"
+    for name, value in (
+        ("samples", f"{summary.samples:,} with {summary.images:,} images an epoch"),
+        ("tokens", tokens),
+        ("a sample", f"{low:,} - {top:,} tokens, half below {middle:,}, 95 % below {high:,}"),
+        ("patches", f"{summary.patches:,}; a row has up to {summary.row_patches[-1]:,}"),
+        ("rows", rows),
+        ("steps", f"{summary.steps:,} of {plan.rows_per_step} rows an epoch"),
+        *((f"longer than a row: {what}", f"{n:,}") for what, n in summary.overlong.items()),
+    ):
+        table.add_row(name, value)
+    if summary.repeated_rows:
+        table.add_row("", f"{summary.repeated_rows} rows are repeated to fill the last step")
+    return table
+
+
+def _balance(summary: Summary) -> Any:
+    from rich.table import Table
+
+    from brim.units import percent
+
+    table = Table(
+        "ranks", "random samples", "random rows", "this plan, a step", "a micro-step",
+        title="Waiting for the slowest rank", title_justify="left", box=None, pad_edge=False,
+    )  # fmt: skip
+    for line in summary.imbalance:
+        shares = (line.random_samples, line.random_packed, line.step, line.micro_step)
+        table.add_row(str(line.world), *map(percent, shares))
+    return table
+
+
+def _say_refused(console: Console, prepared: Prepared) -> None:
+    from rich.markup import escape
+
+    bad, listed = prepared.quarantine, prepared.quarantine.path
+    for kind, count in bad.counts.most_common():
+        console.print(f"refused: {count:,} {escape(kind)}")
+    if bad.total:
+        place = f"listed in {escape(str(listed))}" if listed else "list them with --quarantine FILE"
+        console.print(f"  {place}")
+    for scan in prepared.scans:
+        for kind, count in scan.skipped.most_common():
+            console.print(f"left out: {count:,} {escape(kind)} (nothing to learn)")
+        for note, count in scan.notes.most_common(5):
+            console.print(f"note: {count:,} records where {escape(note)}; the last one counts")
+
+
+def _write_json(path: Path, prepared: Prepared, summary: Summary) -> None:
+    import msgspec
+
+    from brim.files import write_atomic
+
+    figures = {
+        **msgspec.to_builtins(summary),
+        "refused": dict(prepared.quarantine.counts),
+        "left_out": {k: n for scan in prepared.scans for k, n in scan.skipped.items()},
+    }
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(figures), indent=2))

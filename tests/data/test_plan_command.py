@@ -1,0 +1,68 @@
+"""``brim plan`` on a small data set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.data.sets import write_set
+
+from brim.cli.main import main
+
+
+@pytest.fixture
+def config(tmp_path: Path, qwen_folder: Path) -> Path:
+    write_set(tmp_path, 40)
+    (tmp_path / "2.jpg").unlink()
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'model = "{qwen_folder}"\n'
+        "[data]\n"
+        'sources = ["train.jsonl"]\n'
+        "tokens_per_row = 1024\nrows_per_step = 4\nmax_bad_share = 0.5\n"
+    )
+    return path
+
+
+def test_the_plan_is_shown_and_written(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, bad = tmp_path / "plan.json", tmp_path / "bad.jsonl"
+    assert main(["plan", str(config), "--json", str(out), "--quarantine", str(bad)]) == 0
+    shown = capsys.readouterr().out
+    figures = json.loads(out.read_text())
+    assert figures["samples"] == figures["images"] == 32
+    assert figures["refused"] == {"image.missing": 8}
+    assert "32 with 32 images an epoch" in shown
+    assert "8 image.missing" in shown
+    assert str(figures["rows"]) in shown
+    assert "█" in shown
+    assert [line["world"] for line in figures["imbalance"]] == [2, 4]
+    assert len(bad.read_text().splitlines()) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[data]\n", "names no model"),
+        ("x = = 1", "no TOML"),
+        ('model = "none-such/none"\n[data]\nsources = ["a"]', "a: there is no such file"),
+    ],
+)
+def test_a_wrong_configuration_is_an_error_of_one_or_two_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    assert main(["plan", str(path)]) == 2
+    message = capsys.readouterr().err
+    assert words in message
+    assert message.count("\n") <= 3
+
+
+def test_a_missing_configuration_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml: No such file" in capsys.readouterr().err

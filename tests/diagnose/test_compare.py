@@ -61,11 +61,11 @@ def test_a_run_against_itself_has_not_changed() -> None:
     assert all(c.step_a_s == c.step_b_s and c.share_a == c.share_b for c in same.causes)
 
 
-def test_changes_by_cause_sum_to_the_change_of_the_step() -> None:
+def test_changes_by_cause_sum_to_the_change_of_the_mean_step() -> None:
     result = compare(examples.input_bound(), examples.input_cured())
-    assert result.a.step_s is not None and result.b.step_s is not None
+    assert result.a.spread and result.b.spread
     difference = math.fsum((c.step_b_s or 0) - (c.step_a_s or 0) for c in result.causes)
-    assert difference == pytest.approx(result.b.step_s - result.a.step_s, abs=1e-12)
+    assert difference == pytest.approx(result.b.spread.mean_s - result.a.spread.mean_s, abs=1e-12)
     assert result.causes[0].cause == "input.workers"  # largest change first
 
 

@@ -57,6 +57,19 @@ def test_the_comparison_is_the_recorded_one(name: str) -> None:
     assert printed == snapshot.read_text()
 
 
+@pytest.mark.parametrize(
+    ("document", "snapshot"),
+    [("compare.md", "compare-input-80.txt"), ("report.md", "input_bound-80.txt")],
+)
+def test_the_example_in_the_documentation_is_what_is_printed(document: str, snapshot: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / document).read_text()
+    printed = (SNAPSHOTS / snapshot).read_text().splitlines()
+    example = next(block for block in text.split("```") if "█" in block)
+    lines = [line for line in example.strip("\n").splitlines() if line.strip(" …")]
+    assert len(lines) > 10
+    assert [line for line in lines if line not in printed] == []
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", ["input", "comm", "hostile", "mixed", "untimed"])
 def test_no_line_of_a_comparison_is_wider_than_the_terminal(name: str, width: int) -> None:

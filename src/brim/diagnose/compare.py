@@ -66,7 +66,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CauseChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice of the account: its share, and its time in a step where step times are known."""
+    """A slice of the account: its share, and its time in a mean step where step times are known."""
 
     part: Part
     cause: str
@@ -215,8 +215,7 @@ def _work(a: Diagnosis, b: Diagnosis, side_a: Side, side_b: Side) -> float:
 
 def _per_step(diagnosis: Diagnosis, side: Side, rate: str) -> float:
     """A rate is an average over the window, so it belongs to the mean step, not to the median."""
-    step_s = side.spread.mean_s if side.spread else side.step_s or 0.0
-    return diagnosis.metrics.get(rate, 0.0) * step_s
+    return diagnosis.metrics.get(rate, 0.0) * (mean_step(side) or 0.0)
 
 
 def bootstrap(a: _Floats, b: _Floats) -> tuple[float, float]:
@@ -268,12 +267,17 @@ def _causes(
             cause=key[1],
             share_a=of_a.get(key, 0.0),
             share_b=of_b.get(key, 0.0),
-            step_a_s=_times(of_a.get(key, 0.0), side_a.step_s),
-            step_b_s=_times(of_b.get(key, 0.0) / work, side_b.step_s),
+            step_a_s=_times(of_a.get(key, 0.0), mean_step(side_a)),
+            step_b_s=_times(of_b.get(key, 0.0) / work, mean_step(side_b)),
         )
         for key in dict.fromkeys([*of_a, *of_b])
     ]
     return sorted(changes, key=lambda c: -_size(c))
+
+
+def mean_step(side: Side) -> float | None:
+    """What an account divides: all steps, the rare long ones too; s."""
+    return side.spread.mean_s if side.spread else side.step_s
 
 
 def _times(share: float, step_s: float | None) -> float | None:

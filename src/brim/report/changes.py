@@ -154,9 +154,13 @@ def _times_and_shares(name: str, c: CauseChange | KindChange, useful: bool) -> R
     else:
         change = _longer(c.step_a_s, c.step_b_s)
         better = c.step_b_s < c.step_a_s
-        cells = [duration(c.step_a_s), shares[0], duration(c.step_b_s), shares[1]]
+        cells = [_time(c.step_a_s), shares[0], _time(c.step_b_s), shares[1]]
     direction: Direction = "" if change == _SAME else "better" if better else "worse"
     return Row(name=name, cells=cells, change=change, direction=direction, cause=cause)
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds else "0"
 
 
 def _longer(a_s: float, b_s: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def render(comparison: Comparison, console: Console) -> None:
     _bars(paper, comparison)
     _section(paper, ("", "A", "B", "change"), changes.metrics(comparison))
     timed = comparison.speed is not None
-    what = "time of a step, by cause" if timed else "share of the time, by cause"
+    what = "mean step, by cause" if timed else "share of the time, by cause"
     _section(paper, (what, "A", "", "B", "", "change"), changes.causes(comparison))
     kinds = changes.kernels(comparison)[:_MOST_KINDS]
     _section(paper, ("kernels", "A", "", "B", "", "change"), kinds)
@@ -115,15 +116,14 @@ def page(comparison: Comparison) -> str:
     longest = max(sum(lengths[0]), sum(lengths[1])) or 1.0
     timed = comparison.speed is not None
     bars = [_bar(shown, side, longest, timed) for side in lengths]
-    steps = (comparison.a.step_s, comparison.b.step_s)
     return render_page(
         "compare.html",
         title=changes.verdict(comparison),
         verdict=changes.verdict(comparison),
         sides=changes.sides(comparison),
         bars=[
-            (name, bar, duration(step) if step is not None and timed else "")
-            for name, bar, step in zip("AB", bars, steps, strict=True)
+            (name, bar, duration(math.fsum(side)) if timed else "")
+            for name, bar, side in zip("AB", bars, lengths, strict=True)
         ],
         legend=views.legend(bars),
         metrics=changes.metrics(comparison),

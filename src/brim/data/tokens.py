@@ -116,6 +116,10 @@ class ChatTokens:
             self._write_turn(writer, turn)
         return writer.finish()
 
+    def pad(self, video: bool) -> int:
+        """The id that stands where visual features go."""
+        return self.video_pad if video else self.image_pad
+
     def text_ids(self, text: str, score_at: int | None = None) -> tuple[list[int], int]:
         """Ids of a text, and how many of them begin before character ``score_at``."""
         if score_at is None:

@@ -18,7 +18,7 @@ from brim.diagnose.trace.timeline import Int64
 MANY_PER_STEP: Final = 64
 """From this many collectives per optimizer step on, their number may be the fault."""
 SMALL_NS: Final = 300_000
-"""A collective under this is latency more than transfer."""
+"""Collectives that last less than this on average are latency more than transfer."""
 ALWAYS: Final = 0.7
 """Share of the others' waiting that one rank causes when it is "always the same"."""
 
@@ -118,17 +118,19 @@ class Arrivals:
     @property
     def last(self) -> Int64:
         """Start of the last rank, shape (calls,)."""
-        return self.start.max(axis=1)
+        last: Int64 = self.start.max(axis=1)
+        return last
 
     @property
     def waits(self) -> Int64:
         """How long each rank waited inside the call for the last one, shape (calls, ranks)."""
-        return np.minimum(self.last[:, None], self.end) - self.start
+        waits: Int64 = np.minimum(self.last[:, None], self.end) - self.start
+        return waits
 
     @property
     def late(self) -> Int64:
         """Which rank (by position) came last, shape (calls,)."""
-        return np.argmax(self.start, axis=1)
+        return np.asarray(np.argmax(self.start, axis=1), np.int64)
 
 
 def align(ranks: Sequence[Calls]) -> Arrivals | None:
@@ -287,8 +289,7 @@ def too_many(found: Calls, steps: int) -> bool:
     """Whether the number of calls, more than what they carry, costs the time."""
     if steps < 1 or len(found.rows) / steps < MANY_PER_STEP:
         return False
-    small = found.end - found.start < SMALL_NS
-    return bool(found.exposed[small].sum() >= 0.5 * found.exposed.sum())
+    return float((found.end - found.start).mean()) < SMALL_NS
 
 
 def bus_bandwidth(arrivals: Arrivals, ranks: Sequence[Calls], name: str) -> float | None:

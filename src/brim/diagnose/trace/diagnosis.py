@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from brim.diagnose.causes import COMPUTE, UNKNOWN
-from brim.diagnose.gain import gain
 from brim.diagnose.trace.comm import Straggling, straggling
 from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.details import details
 from brim.diagnose.trace.findings import Job, findings, memory_free, share_of
 from brim.diagnose.trace.rank import Rank, Shares
+from brim.diagnose.trace.whatif import gains
 from brim.errors import InputError
 from brim.record.findings import Diagnosis, Entry, Finding, Part, Window, check
 from brim.record.kineto import Trace, check_one_job
@@ -32,7 +32,7 @@ def diagnose_traces(traces: Sequence[Trace], *, context: TraceContext | None = N
     job = look(traces, context)
     shares = job_shares(job)
     account = entries(shares)
-    found = findings(job, by_cause(shares), gain)
+    found = findings(job, by_cause(shares), gains(job.worst))
     return check(
         Diagnosis(
             verdict=verdict(job, account, found),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,8 @@ class Kernels:
         """Per name of the trace, used or not."""
         return [classify(name) for name in self.device.trace.names]
 
-    def of_class(self, get: str) -> npt.NDArray[np.object_]:
-        values = np.array([getattr(c, get) for c in self.classes], dtype=object)
+    def of_class(self, get: str) -> npt.NDArray[Any]:
+        values = np.array([getattr(c, get) for c in self.classes])
         return values[self.device.events.name[self.rows]]
 
     @cached_property
@@ -77,13 +77,14 @@ class Kernels:
         return self.device.kinds[self.rows]
 
     @cached_property
-    def dtype(self) -> npt.NDArray[np.object_]:
+    def dtype(self) -> npt.NDArray[np.str_]:
         return self.of_class("dtype")
 
     @cached_property
     def eager(self) -> Bool:
         """Launched by ATen one operation at a time."""
-        return (self.of_class("library") == "aten") & ~self.of_class("fused").astype(np.bool_)
+        eager: Bool = (self.of_class("library") == "aten") & ~self.of_class("fused")
+        return eager
 
     @cached_property
     def launch(self) -> Int64:

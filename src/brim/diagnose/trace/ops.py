@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from brim.diagnose.trace.timeline import Int64
+from brim.diagnose.trace.timeline import Int64, union
 from brim.record.findings import Where
 from brim.record.kineto import HostEvents, HostKind, Trace
 
@@ -111,18 +111,19 @@ class Operations:
     def recomputed(self) -> Bool:
         """Operations of a forward that run again inside the backward; shape (host events,).
 
-        Autograd numbers the operations that it records.  On a thread that evaluates the backward
-        only a checkpoint's second forward is recorded (nodes carry their forward's thread).
+        Autograd numbers the operations that it records.  Inside a node that is evaluated nothing
+        is recorded but a checkpoint's second forward (nodes carry their forward's thread).
         """
         host = self.trace.host
-        again = (host.kind == HostKind.OP) & (host.sequence >= 0) & (host.forward_thread == 0)
-        return again & np.isin(host.thread, self.backward_threads) & ~self._is_node
-
-    @cached_property
-    def _is_node(self) -> Bool:
-        mask = np.zeros(len(self.trace.host), np.bool_)
-        mask[self._named("autograd::", "torch::autograd::")] = True
-        return mask
+        recorded = (host.kind == HostKind.OP) & (host.sequence >= 0) & (host.forward_thread == 0)
+        recorded[self._named("autograd::", "torch::autograd::")] = False
+        again = np.zeros(len(host), np.bool_)
+        nodes = self._named("autograd::engine::evaluate_function")
+        for thread in self.backward_threads:
+            mine = nodes[host.thread[nodes] == thread]
+            rows = np.flatnonzero(recorded & (host.thread == thread))
+            again[rows] = union(host.start[mine], host.end[mine]).contains(host.start[rows])
+        return again
 
     def _named(self, *prefixes: str) -> Int64:
         wanted = [i for i, name in enumerate(self.trace.names) if name.startswith(prefixes)]

@@ -56,6 +56,19 @@ NO_CORE_LEFT = (
     "others they do not, and then decoding is what the time goes to"
 )
 
+HEALTHY = Arm(name="fixed", cause=None)
+KEEPS_UP = Arm(name="fixed", cause=None, also=("input.decode",), because=NO_CORE_LEFT)
+
+
+def _exposed(name: str) -> Arm:
+    return Arm(
+        name=name,
+        cause=None,
+        also=("comm.exposed",),
+        because="two ranks on two cores: the reduction that is left has no core to hide on",
+    )
+
+
 CASES: tuple[Case, ...] = (
     # ------------------------------------------------------------------------- input
     Case(
@@ -65,7 +78,7 @@ CASES: tuple[Case, ...] = (
         why="one worker makes a batch in more time than a step takes, and a core is free",
         arms=(
             Arm(name="faulty", cause="input.workers"),
-            Arm(name="fixed", cause=None, also=("input.decode",), because=NO_CORE_LEFT),
+            KEEPS_UP,
             Arm(name="crowded", cause="input.decode"),
         ),
         pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.2, steps=(10, 60)),),
@@ -77,7 +90,7 @@ CASES: tuple[Case, ...] = (
         why="the Trainer's default is no worker: images are loaded between two steps",
         arms=(
             Arm(name="faulty", cause="input.main-process"),
-            Arm(name="fixed", cause=None, also=("input.decode",), because=NO_CORE_LEFT),
+            KEEPS_UP,
             Arm(name="large", cause="input.main-process"),
             Arm(name="large-fixed", cause="input.decode"),
         ),
@@ -117,12 +130,12 @@ CASES: tuple[Case, ...] = (
         why="eight steps an epoch, and new workers load their index before each",
         arms=(
             Arm(name="faulty", cause="input.worker-restart"),
-            Arm(name="fixed", cause=None),
+            HEALTHY,
             Arm(name="faulty-spawn", cause="input.worker-restart"),
             Arm(name="fixed-spawn", cause=None),
         ),
         pairs=(
-            Pair(faulty="faulty", fixed="fixed", slowdown=1.8, steps=(2, 8)),
+            Pair(faulty="faulty", fixed="fixed", slowdown=1.8, steps=(2, 6)),
             Pair(faulty="faulty-spawn", fixed="fixed-spawn", slowdown=2.5, steps=(1, 5)),
         ),
     ),
@@ -143,6 +156,280 @@ CASES: tuple[Case, ...] = (
         ),
         pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=4.0, steps=(5, 35)),),
     ),
+    Case(
+        id="Z068-shards",
+        script="stream_shards.py",
+        source="webdataset/webdataset#392",
+        why="one shard over two workers: the second has nothing to read, a core is free",
+        arms=(Arm(name="faulty", cause="input.workers"), KEEPS_UP),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.2, steps=(10, 60)),),
+    ),
+    Case(
+        id="Z124-processor",
+        script="processor_in_step.py",
+        source="salesforce/BLIP#140",
+        why="the processor runs between two steps, in the training thread, though workers exist",
+        arms=(
+            Arm(name="faulty", cause="input.main-process"),
+            Arm(
+                name="fixed",
+                cause=None,
+                also=("input.workers", "input.decode"),
+                because="one worker just keeps up on a free core, not on a shared one",
+            ),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.2, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z100-generator",
+        script="own_batches.py",
+        source="",
+        why="a generator of the user's own loads images in the training thread",
+        arms=(
+            Arm(name="faulty", cause="input.main-process"),
+            Arm(
+                name="fixed",
+                cause=None,
+                also=("input.workers", "input.decode"),
+                because="one helper process just keeps up on a free core, not on a shared one",
+            ),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.2, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z016-numpy",
+        script="whiten_numpy.py",
+        source="transferable-samplers/transferable-samplers#12",
+        why="NumPy's BLAS starts sixteen threads in each worker",
+        arms=(
+            Arm(
+                name="faulty",
+                cause="input.oversubscription",
+                environment={"OPENBLAS_NUM_THREADS": "16"},
+            ),
+            Arm(
+                name="fixed",
+                cause="input.decode",
+                also=("input.workers",),
+                because="equal arithmetic: both cores stay busy with samples; a core is partly "
+                "free while the loop waits",
+                environment={"OPENBLAS_NUM_THREADS": "1"},
+            ),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.3, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z043-store",
+        script="object_store.py",
+        source="horovod/horovod#824",
+        why="each object comes from a far store after 80 ms: latency, which more workers hide",
+        arms=(
+            Arm(name="faulty", cause="input.storage"),
+            Arm(
+                name="many",
+                cause=None,
+                also=("input.storage",),
+                because="twelve workers hide the latency of about eight requests at a time; what "
+                "is left of it depends on the cores",
+            ),
+            HEALTHY,
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=2.0, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z044-disk",
+        script="tar_disk.py",
+        source="mlfoundations/open_clip#899",
+        why="shards stream from a disk of 12 MB/s",
+        arms=(
+            Arm(name="faulty", cause="input.storage"),
+            Arm(
+                name="fixed",
+                cause=None,
+                also=("input.workers", "input.decode", "input.handoff", "input.main-process"),
+                because="with no disk to wait for, a step of some 20 ms waits for copies of 3 MB",
+            ),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=2.0, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z009-index",
+        script="big_index.py",
+        source="visionml/pytracking#374",
+        why="a long list is pickled to a spawned worker before every epoch",
+        arms=(Arm(name="faulty", cause="input.worker-restart"), HEALTHY),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.5, steps=(2, 6)),),
+    ),
+    Case(
+        id="Z019-taskset",
+        script="classify_photos.py",
+        source="Unity-Technologies/ml-agents#4471",
+        why="two workers share the one core that the job may use; the machine has more",
+        arms=(Arm(name="bound", cause="input.cpu-limit", prefix=("taskset", "-c", "0")),),
+    ),
+    Case(
+        id="Z019-bound",
+        script="bound_rank.py",
+        source="Unity-Technologies/ml-agents#4471",
+        why="the script binds itself, and so its workers, to one core",
+        arms=(Arm(name="faulty", cause="input.cpu-limit"), KEEPS_UP),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.3, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z047-objects",
+        script="scene_objects.py",
+        source="pytorch/pytorch#123439",
+        why="4800 small tensors a batch go through pickle and shared memory one by one",
+        arms=(Arm(name="faulty", cause="input.handoff"), HEALTHY),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=3.0, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z048-frames",
+        script="clip_frames.py",
+        source="embeddings-benchmark/mteb#4747",
+        why="a batch of views drags the whole decoded clips through shared memory",
+        arms=(
+            Arm(name="faulty", cause="input.handoff"),
+            Arm(
+                name="fixed",
+                cause=None,
+                also=("input.workers",),
+                because="the worker still copies a whole clip for a sample",
+            ),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.3, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z054-video",
+        script="video_sampling.py",
+        source="QwenLM/Qwen3-VL#131",
+        why="all 48 frames are decoded, eight are used, and both cores are busy with it",
+        arms=(
+            Arm(name="faulty", cause="input.decode"),
+            Arm(
+                name="fixed",
+                cause="input.decode",
+                also=("input.workers", None),
+                because="a sixth of the work: what is left depends on the cores",
+            ),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=2.5, steps=(5, 30)),),
+    ),
+    Case(
+        id="Z057-processor",
+        script="large_images.py",
+        source="huggingface/transformers#34272",
+        why="the image processor works on two megapixels in float, on both cores",
+        arms=(
+            Arm(name="faulty", cause="input.decode"),
+            Arm(
+                name="fixed",
+                cause="input.decode",
+                also=("input.workers",),
+                because="decoding the photographs is left; a core is partly free",
+            ),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=2.0, steps=(5, 30)),),
+    ),
+    Case(
+        id="Z109-sampler",
+        script="grouped_lengths.py",
+        source="huggingface/transformers#10909",
+        why="the sampler loads every sample for its length before the first batch",
+        arms=(Arm(name="faulty", cause="input.startup"), HEALTHY),
+    ),
+    # -------------------------------------------------------------------------- host
+    Case(
+        id="Z026-limit",
+        script="compiled_block.py",
+        source="pytorch/torchtitan#2823",
+        why="an integer attribute that changes each step is a guard: every step compiles anew",
+        arms=(
+            Arm(name="faulty", cause="host.recompile"),
+            HEALTHY,
+            Arm(name="again", cause="host.recompile"),
+            Arm(name="once", cause=None),
+        ),
+        pairs=(
+            Pair(faulty="faulty", fixed="fixed", slowdown=1.3, steps=(5, 45)),
+            Pair(faulty="again", fixed="once", slowdown=1.3, steps=(5, 45)),
+        ),
+    ),
+    Case(
+        id="Z065-buffer",
+        script="replay_buffer.py",
+        source="marin-community/marin#9224",
+        why="the oldest generation of the collector scans 2 million records again and again",
+        arms=(Arm(name="faulty", cause="host.gc"), HEALTHY),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.1, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z001-collect",
+        script="replay_buffer.py",
+        source="huggingface/peft#2894",
+        why="gc.collect() after every step, with many objects alive",
+        arms=(
+            Arm(name="collect", cause="memory.cache-flush"),
+            Arm(name="collect-rarely", cause=None),
+        ),
+        pairs=(Pair(faulty="collect", fixed="collect-rarely", slowdown=1.5, steps=(5, 45)),),
+    ),
+    Case(
+        id="Z112-thread",
+        script="side_thread.py",
+        source="",
+        why="a thread of pure Python beside the loop takes the interpreter lock",
+        arms=(Arm(name="faulty", cause="host.gil"), HEALTHY),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.5, steps=(10, 110)),),
+    ),
+    Case(
+        id="Z132-field",
+        script="radiance_field.py",
+        source="yenchenlin/nerf-pytorch#42",
+        why="anomaly mode, a tracer or a profiler was left on",
+        arms=(
+            Arm(name="careful", cause="host.debug-mode"),
+            Arm(name="covered", cause="host.debug-mode"),
+            Arm(name="profiled", cause="host.debug-mode"),
+            HEALTHY,
+        ),
+        pairs=(
+            Pair(faulty="careful", fixed="fixed", slowdown=1.2, steps=(50, 450)),
+            Pair(faulty="covered", fixed="fixed", slowdown=1.2, steps=(50, 450)),
+            Pair(faulty="profiled", fixed="fixed", slowdown=1.05, steps=(50, 450)),
+        ),
+    ),
+    Case(
+        id="Z050-saves",
+        script="save_often.py",
+        source="NVIDIA/Megatron-LM#651",
+        why="a synchronous save every ten steps",
+        arms=(
+            Arm(name="saves", cause="host.periodic"),
+            Arm(name="saves-fixed", cause=None),
+        ),
+        pairs=(Pair(faulty="saves", fixed="saves-fixed", slowdown=1.1, steps=(9, 39)),),
+    ),
+    Case(
+        id="Z052-validates",
+        script="save_often.py",
+        source="deepset-ai/FARM#68",
+        why="validation every twelve steps turns all logits into Python lists",
+        arms=(
+            Arm(name="validates", cause="host.periodic"),
+            Arm(name="validates-fixed", cause=None),
+            Arm(name="pictures", cause="host.periodic"),
+        ),
+        pairs=(Pair(faulty="validates", fixed="validates-fixed", slowdown=1.2, steps=(11, 59)),),
+    ),
+    Case(
+        id="Z108-tracker",
+        script="tracked.py",
+        source="wandb/wandb#950",
+        why="histograms of all gradients and an fsync for each, every step",
+        arms=(Arm(name="faulty", cause="host.periodic"), HEALTHY),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.2, steps=(5, 65)),),
+    ),
     # ----------------------------------------------------------------------- compute
     Case(
         id="Z131-pairs",
@@ -159,6 +446,94 @@ CASES: tuple[Case, ...] = (
             ),
         ),
         pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.5, steps=(5, 40)),),
+    ),
+    Case(
+        id="Z087-packing",
+        script="instruct_packed.py",
+        source="niznik-dev/cruijff_kit#378",
+        why="the recipe says packing, the data set never sees it: rows are padded to the maximum",
+        arms=(Arm(name="faulty", cause="compute.padding"), HEALTHY),
+    ),
+    Case(
+        id="Z130-window",
+        script="grouped_window.py",
+        source="haotian-liu/LLaVA#988",
+        why="lengths are grouped inside one batch only, which groups nothing",
+        arms=(
+            Arm(name="faulty", cause="compute.padding"),
+            Arm(
+                name="fixed",
+                cause=None,
+                also=("compute.padding",),
+                because="groups by length keep a few per cent of padding",
+            ),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.3, steps=(8, 64)),),
+    ),
+    Case(
+        id="Z062-thrifty",
+        script="thrifty.py",
+        source="",
+        why="activations are recomputed though memory is free",
+        arms=(
+            Arm(name="faulty", cause="compute.recompute"),
+            HEALTHY,
+            Arm(name="hub", cause="compute.recompute"),
+            Arm(name="hub-fixed", cause=None),
+        ),
+        pairs=(
+            Pair(faulty="faulty", fixed="fixed", slowdown=1.1, steps=(5, 45)),
+            Pair(faulty="hub", fixed="hub-fixed", slowdown=1.1, steps=(5, 45)),
+        ),
+    ),
+    # -------------------------------------------------------------------------- comm
+    Case(
+        id="Z119-buckets",
+        script="ddp_layers.py",
+        source="fairscale#327",
+        why="one reduction for each of 600 small tensors",
+        ranks=2,
+        arms=(
+            Arm(name="faulty", cause="comm.too-many"),
+            _exposed("fixed"),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.5, steps=(10, 90)),),
+    ),
+    Case(
+        id="Z033-accumulate",
+        script="ddp_layers.py",
+        source="",
+        why="gradients are reduced in each of eight micro-batches",
+        ranks=2,
+        arms=(
+            Arm(name="each", cause="comm.too-many"),
+            _exposed("last"),
+        ),
+        pairs=(Pair(faulty="each", fixed="last", slowdown=1.3, steps=(5, 35)),),
+    ),
+    Case(
+        id="Z129-lengths",
+        script="ddp_lengths.py",
+        source="huggingface/transformers#47340",
+        why="the longer sequence of the two makes the other rank wait, now here, now there",
+        ranks=2,
+        arms=(
+            Arm(name="faulty", cause="comm.straggler-data"),
+            _exposed("fixed"),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.15, steps=(5, 55)),),
+    ),
+    Case(
+        id="Z040-images",
+        script="ddp_lengths.py",
+        source="ByteDance-Seed/VeOmni#1074",
+        why="equal text, very different numbers of patches",
+        ranks=2,
+        arms=(
+            Arm(name="images", cause="comm.straggler-data"),
+            _exposed("images-fixed"),
+        ),
+        pairs=(Pair(faulty="images", fixed="images-fixed", slowdown=1.15, steps=(5, 55)),),
     ),
     # ----------------------------------------------------------------------- healthy
     Case(
@@ -192,5 +567,16 @@ CASES: tuple[Case, ...] = (
         source="",
         why="spawned workers that live as long as the run",
         arms=(Arm(name="persistent", cause=None),),
+    ),
+    Case(
+        id="H05-odd",
+        script="healthy_odd.py",
+        source="pytorch/pytorch#101291, mittagessen/kraken#505",
+        why="two optimizers; none; one that is not fused but cheap; small recurrent steps; work "
+        "that varies",
+        arms=tuple(
+            Arm(name=name, cause=None)
+            for name in ("adversarial", "by-hand", "plain", "recurrent", "varied")
+        ),
     ),
 )

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-WORKERS = {"faulty": 1, "fixed": 2, "crowded": 6}
-FORWARD_S = {"faulty": 0.1, "fixed": 0.1, "crowded": 0.02}
+WORKERS = {"faulty": 1, "fixed": 2, "crowded": 6, "bound": 2}
+FORWARD_S = {"faulty": 0.1, "fixed": 0.1, "crowded": 0.02, "bound": 0.1}
 
 
 class Photos(Dataset[tuple[Tensor, int]]):
@@ -38,7 +38,7 @@ class Photos(Dataset[tuple[Tensor, int]]):
 
 
 def main() -> None:
-    args = arguments("faulty", "fixed", "crowded")
+    args = arguments("faulty", "fixed", "crowded", "bound")
     torch.set_num_threads(1)
     steps = args.steps or 70
     photos = Photos(photographs(args.data, 32, 1600, 1200), steps * 4)

@@ -52,7 +52,7 @@ def main() -> None:
         write_index(index, 20_000 if spawn else 150_000)
     loader = DataLoader(
         Boxes(index),
-        batch_size=8,
+        batch_size=4,
         shuffle=True,
         num_workers=2,
         worker_init_fn=open_index,
@@ -61,7 +61,7 @@ def main() -> None:
     )
     model = Classifier(width=16, classes=4)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    epochs = args.steps or (6 if spawn else 10)
+    epochs = args.steps or (5 if spawn else 7)
     for epoch in range(epochs):
         began = time.perf_counter()
         for images, boxes in loader:

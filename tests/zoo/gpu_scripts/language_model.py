@@ -1,0 +1,49 @@
+"""Train a decoder on random tokens: width, batch and what the loop does besides are arguments."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+
+import torch
+from _decoder import Decoder
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=256)
+parser.add_argument("--layers", type=int, default=24)
+parser.add_argument("--batch", type=int, default=1)
+parser.add_argument("--length", type=int, default=128)
+parser.add_argument("--steps", type=int, default=400)
+parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+parser.add_argument("--log-every", type=int, default=50)
+parser.add_argument("--fused", action="store_true")
+parser.add_argument("--tf32", action="store_true")
+parser.add_argument("--tidy", action="store_true", help="free what is not needed after each step")
+parser.add_argument("--objects", type=int, default=0, help="size of an index kept in memory")
+parser.add_argument("--vary", action="store_true", help="samples of varying length")
+args = parser.parse_args()
+
+torch.manual_seed(0)
+if args.tf32:
+    torch.set_float32_matmul_precision("high")
+model = Decoder(8192, args.width, args.layers, max(4, args.width // 64)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False, fused=args.fused)
+index = [(i, str(i), [i]) for i in range(args.objects)]
+lengths = torch.randint(64, args.length + 1, (args.steps,)).tolist()
+total = torch.zeros((), device="cuda")
+for step in range(args.steps):
+    length = lengths[step] if args.vary else args.length
+    ids = torch.randint(8192, (args.batch, length), device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.dtype == "bfloat16"):
+        loss = model(ids)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    total += loss.detach()
+    if step % args.log_every == args.log_every - 1:
+        print(f"step {step} loss {loss.item():.4f} norm {norm.item():.3f}", flush=True)
+    if args.tidy:
+        gc.collect()
+        torch.cuda.empty_cache()
+print(f"mean loss {total.item() / args.steps:.4f} over {args.steps} steps, {len(index)} entries")

@@ -2,54 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One way to run a script."""
-
-    name: str
-    cause: str | None
-    """The id that ``findings[0].cause`` must be; None: the run must have no finding."""
-    also: tuple[str | None, ...] = ()
-    """Other verdicts that are as right, with the reason in ``because``."""
-    because: str = ""
-    prefix: tuple[str, ...] = ()
-    """What stands before the command, as ``taskset -c 0``."""
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def right(self, verdict: str | None) -> bool:
-        return verdict == self.cause or verdict in self.also
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A faulty arm against the arm that cures it."""
-
-    faulty: str
-    fixed: str
-    slowdown: float
-    """The faulty arm takes at least this many times as long for a step."""
-    steps: tuple[int, int]
-    """``--steps`` of a short and a long run: their difference leaves the start out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    id: str
-    script: str
-    source: str
-    """Where it was reported; empty for a healthy run."""
-    why: str
-    arms: tuple[Arm, ...]
-    pairs: tuple[Pair, ...] = ()
-    ranks: int = 1
-    """Above 1 the script runs under torchrun."""
-
-    def arm(self, name: str) -> Arm:
-        return next(arm for arm in self.arms if arm.name == name)
-
+from case import Arm, Case, Pair
 
 NO_CORE_LEFT = (
     "the fixed arm's two workers just keep up on two free cores; where the cores are shared with "
@@ -335,8 +288,12 @@ CASES: tuple[Case, ...] = (
         id="Z109-sampler",
         script="grouped_lengths.py",
         source="huggingface/transformers#10909",
-        why="the sampler loads every sample for its length before the first batch",
-        arms=(Arm(name="faulty", cause="input.startup"), HEALTHY),
+        why="every sample is loaded before the first batch: by the sampler, or by a cache",
+        arms=(
+            Arm(name="faulty", cause="input.startup"),
+            Arm(name="cached", cause="input.startup"),
+            HEALTHY,
+        ),
     ),
     # -------------------------------------------------------------------------- host
     Case(
@@ -379,7 +336,11 @@ CASES: tuple[Case, ...] = (
         script="side_thread.py",
         source="",
         why="a thread of pure Python beside the loop takes the interpreter lock",
-        arms=(Arm(name="faulty", cause="host.gil"), HEALTHY),
+        arms=(
+            Arm(name="faulty", cause="host.gil"),
+            Arm(name="progress", cause="host.gil"),
+            HEALTHY,
+        ),
         pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.5, steps=(10, 110)),),
     ),
     Case(
@@ -534,6 +495,18 @@ CASES: tuple[Case, ...] = (
             _exposed("images-fixed"),
         ),
         pairs=(Pair(faulty="images", fixed="images-fixed", slowdown=1.15, steps=(5, 55)),),
+    ),
+    Case(
+        id="Z092-stream",
+        script="ddp_stream.py",
+        source="huggingface/accelerate#158",
+        why="each rank decodes the whole stream and drops the other's half; both cores are full",
+        ranks=2,
+        arms=(
+            Arm(name="faulty", cause="input.decode"),
+            Arm(name="fixed", cause="input.decode"),
+        ),
+        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.4, steps=(5, 35)),),
     ),
     # ----------------------------------------------------------------------- healthy
     Case(

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cases import CASES, Arm, Case
+from case import Arm, Case
+from cases import CASES
 from runner import SCRIPTS, command, environment
 
 from brim.diagnose.causes import CAUSES

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cases import CASES, Arm, Case
+from case import Arm, Case
+from cases import CASES
 from runner import diagnose, verdict
 
 RUNS = [pytest.param(case, arm, id=f"{case.id}-{arm.name}") for case in CASES for arm in case.arms]

@@ -13,16 +13,22 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class Turns(Dataset[dict[str, Any]]):
-    def __init__(self, paths: list[Path], length: int) -> None:
-        self.paths, self.length = paths, length
+    def __init__(self, paths: list[Path], length: int, cached: bool = False) -> None:
+        self.paths, self.length, self.cached = paths, length, cached
+        self.images: list[torch.Tensor] = []
         self.lengths = [100 + index % 60 for index in range(length)]
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image = normalise(Image.open(self.paths[index % len(self.paths)]), 64)
+        if self.cached and not self.images:
+            self.images = [self.image(i) for i in range(self.length)]
+        image = self.images[index] if self.cached else self.image(index)
         return {"image": image, "ids": encode(caption(index, self.lengths[index]))}
+
+    def image(self, index: int) -> torch.Tensor:
+        return normalise(Image.open(self.paths[index % len(self.paths)]), 64)
 
 
 class ByLength(Sampler[int]):
@@ -47,14 +53,14 @@ def collate(turns: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    args = arguments("faulty", "fixed")
+    args = arguments("faulty", "fixed", "cached")
     torch.set_num_threads(1)
     steps = args.steps or 40
-    turns = Turns(photographs(args.data, 24, 1024, 768), steps * 16)
+    turns = Turns(photographs(args.data, 24, 1024, 768), steps * 16, args.arm == "cached")
     loader = DataLoader(
         turns,
         batch_size=16,
-        sampler=ByLength(turns, stored=args.arm == "fixed"),
+        sampler=ByLength(turns, stored=args.arm != "faulty"),
         collate_fn=collate,
         num_workers=1,
     )

@@ -46,9 +46,21 @@ def produce(out: Any) -> None:
             continue
 
 
+def watch_progress(done: list[int]) -> None:
+    """Reports every hundred steps; looks for the next one without rest."""
+    reported = 0
+    while True:
+        if done and done[-1] >= reported + 100:
+            reported = done[-1]
+            print(f"progress: {reported}", flush=True)
+
+
 def main() -> None:
-    args = arguments("faulty", "fixed")
+    args = arguments("faulty", "fixed", "progress")
     torch.set_num_threads(1)
+    done: list[int] = []
+    if args.arm == "progress":
+        threading.Thread(target=watch_progress, args=(done,), daemon=True).start()
     if args.arm == "faulty":
         texts: Any = queue.Queue(maxsize=4)
         threading.Thread(target=produce, args=(texts,), daemon=True).start()
@@ -68,6 +80,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        done.append(step)
         if step % 50 == 0:
             print(f"step {step} loss {loss.item():.4f}")
 

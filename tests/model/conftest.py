@@ -14,7 +14,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from brim.model.qwen3vl import Kernels, Qwen3VL
 from brim.model.weights import load, slots
-from brim.train.synthetic import IMAGE_PAD, VIDEO_PAD, Document, document
+from brim.train.synthetic import PUBLISHED, Document, document
 
 # the visual tokens' ids end the vocabulary, as in the published models
 VOCABULARY = 151_660
@@ -50,7 +50,9 @@ class Pair:
             tokens, scored = torch.from_numpy(d.ids), torch.from_numpy(d.scored)
             ids[i, : len(d)], mask[i, : len(d)] = tokens, 1
             labels[i, : len(d)][scored] = tokens[scored]
-            kinds[i, : len(d)] = (tokens == IMAGE_PAD).int() + 2 * (tokens == VIDEO_PAD).int()
+            kinds[i, : len(d)] = (tokens == PUBLISHED.image_pad).int() + 2 * (
+                tokens == PUBLISHED.video_pad
+            ).int()
         batch = {
             "input_ids": ids,
             "labels": labels,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-# (logits (R, V), labels (R,), scale (0-dim), want gradient) → loss (R,) float32; with a gradient, logits
-# are replaced by scale · (softmax - one-hot).
+# (logits (R, V), labels (R,), scale (0-dim), want gradient) → loss (R,) float32; with a gradient,
+# logits are replaced by scale · (softmax - one-hot).
 RowLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
 CHUNK_ROWS = 4096

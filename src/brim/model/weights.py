@@ -134,18 +134,22 @@ def load(
     Host memory beyond the model is one tensor.  Raises :class:`InputError` when a tensor is
     missing, unknown or of another shape.
     """
-    config = ModelConfig.from_folder(folder)
     with torch.device("meta"):
-        model = Qwen3VL(config, kernels)
+        model = Qwen3VL(ModelConfig.from_folder(folder), kernels)
     model.to(dtype=dtype).to_empty(device=device)
+    load_into(model, folder)
+    return model
+
+
+def load_into(model: Qwen3VL, folder: Path) -> None:
+    """Replace the weights of ``model`` by those of ``folder``; raises as :func:`load` does."""
     files = _files(folder)
-    places = slots(config)
+    places = slots(model.config)
     _check_names(folder, set(files), places)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in _tensors(files, places):
             _fill(places[name].of(parameters[places[name].parameter]), tensor, f"{folder}: {name}")
-    return model
 
 
 def random_model(

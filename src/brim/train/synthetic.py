@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,17 @@ from brim.model.batch import PackedBatch, RowCounts
 from brim.model.config import ModelConfig
 from brim.model.geometry import boundaries, document_positions, vision_arrays
 
-IMAGE_PAD, VIDEO_PAD, VISION_START, VISION_END = 151_655, 151_656, 151_652, 151_653
+
+class Tokens(NamedTuple):
+    """Ids of the tokens around and in place of pictures."""
+
+    image_pad: int = 151_655
+    video_pad: int = 151_656
+    start: int = 151_652
+    end: int = 151_653
+
+
+PUBLISHED = Tokens()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,7 @@ class Document:
 
     parts: tuple[NDArray[np.int64] | Frame, ...]
     scored: NDArray[np.bool_]
+    tokens: Tokens = PUBLISHED
 
     @property
     def frames(self) -> list[Frame]:
@@ -45,11 +56,10 @@ class Document:
     @property
     def ids(self) -> NDArray[np.int64]:
         """Token ids; visual places hold the pad token of their kind."""
+        image, video = self.tokens.image_pad, self.tokens.video_pad
         return np.concatenate(
             [
-                np.full(p.tokens, VIDEO_PAD if p.video else IMAGE_PAD)
-                if isinstance(p, Frame)
-                else p
+                np.full(p.tokens, video if p.video else image) if isinstance(p, Frame) else p
                 for p in self.parts
             ]
         )
@@ -68,6 +78,7 @@ def pack(
     documents: Sequence[Document], length: int, *, bucket: int = 4, side: int = 48
 ) -> PackedBatch:
     """The documents as one row of ``length`` tokens; see :mod:`brim.model.batch` for its fields."""
+    tokens = documents[0].tokens
     sizes = [len(d) for d in documents]
     padding = length - sum(sizes)
     assert padding >= 0, f"{sum(sizes)} tokens do not fit in a row of {length}"
@@ -91,7 +102,9 @@ def pack(
         "labels": ids[labels],
         "patches": _pixels(frames, video=False),
         "video_patches": _pixels(frames, video=True),
-        "splice_rows": np.concatenate([np.flatnonzero(ids == p) for p in (IMAGE_PAD, VIDEO_PAD)]),
+        "splice_rows": np.concatenate(
+            [np.flatnonzero(ids == p) for p in (tokens.image_pad, tokens.video_pad)]
+        ),
         **vision,
     }
     patches = [h * w for h, w in grids]
@@ -124,20 +137,21 @@ def document(
     answer: int,
     vocabulary: int,
     video: bool = False,
+    tokens: Tokens = PUBLISHED,
 ) -> Document:
     """A question of ``text`` random tokens after its pictures, and a scored answer."""
-    words = min(vocabulary, VISION_START)
+    words = min(vocabulary, *tokens)
     parts: list[NDArray[np.int64] | Frame] = []
     for height, width in grids:
         values = 1536 if video else 768
         pixels = rng.integers(0, 256, (height * width, values), dtype=np.uint8)
-        start, end = (np.array([t]) for t in (VISION_START, VISION_END))
+        start, end = (np.array([t]) for t in (tokens.start, tokens.end))
         parts += [start, Frame(height, width, pixels, video), end]
     parts.append(rng.integers(0, words, text + answer))
     length = sum(p.tokens if isinstance(p, Frame) else len(p) for p in parts)
     scored = np.zeros(length, bool)
     scored[length - answer :] = True
-    return Document(tuple(parts), scored)
+    return Document(tuple(parts), scored, tokens)
 
 
 def photographs(

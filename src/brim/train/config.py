@@ -1,0 +1,205 @@
+"""The configuration of ``brim train``: frozen, checked once, with the names trainers know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from brim.data.config import DataConfig
+from brim.errors import ConfigError
+from brim.model.attention import BACKENDS
+from brim.model.config import FAMILY
+from brim.model.flops import Trained
+from brim.model.parts import PARTS
+from brim.model.precision import RECIPES, SCOPES
+from brim.train import tables
+
+SCHEDULES = ("cosine", "linear", "constant")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTable:
+    """Which model, and how it runs.  Empty texts leave the choice to the device."""
+
+    path: str = ""
+    """A folder, or a hub id such as Qwen/Qwen3-VL-4B-Instruct."""
+    revision: str = ""
+    """Commit of a hub id."""
+    random: str = ""
+    """Instead of a path: random weights of 2B, 4B, 8B, 32B or of a folder's config.json."""
+    dtype: str = ""
+    """bfloat16, float16 or float32."""
+    attention: str = ""
+    """fa4, varlen, efficient or math."""
+    compile: str = ""
+    """true or false."""
+    fp8: str = ""
+    """tensorwise, rowwise or rowwise_with_gw_hp: linear layers of the blocks in FP8."""
+    fp8_scope: str = "text"
+    """text, or both for the tower's blocks too."""
+    freeze: tuple[str, ...] = ()
+    """Parts that are not trained: text, embedding, head, merger, tower."""
+    recompute_text_blocks: int = 0
+    """Text blocks that forget their activations; more are added when memory runs out."""
+    recompute_vision_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        if bool(self.path) == bool(self.random):
+            raise ConfigError("give either model.path or model.random")
+        _one_of("model.dtype", self.dtype, ("", "bfloat16", "float16", "float32"))
+        _one_of("model.attention", self.attention, ("", *BACKENDS))
+        _one_of("model.compile", self.compile, ("", "true", "false"))
+        _one_of("model.fp8", self.fp8, ("", *RECIPES))
+        _one_of("model.fp8_scope", self.fp8_scope, tuple(SCOPES))
+        for part in self.freeze:
+            _one_of("model.freeze", part, tuple(PARTS))
+        if set(self.freeze) == set(PARTS):
+            raise ConfigError("model.freeze names every part: nothing is left to train")
+
+    @property
+    def trained(self) -> Trained:
+        return Trained(**{part: part not in self.freeze for part in PARTS})
+
+    @property
+    def compiled(self) -> bool | None:
+        return {"": None, "true": True, "false": False}[self.compile]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerTable:
+    """AdamW, its schedule and its states."""
+
+    learning_rate: float = 1e-5
+    lr_scheduler_type: str = "cosine"
+    """cosine or linear (to min_lr_ratio), or constant."""
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.03
+    """Share of all steps; used when warmup_steps is 0."""
+    min_lr_ratio: float = 0.0
+    weight_decay: float = 0.0
+    """Not applied to norms and biases."""
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    """0: no clipping."""
+    states: str = "float32"
+    """float32 with masters of half-precision weights, or bfloat16 with stochastic rounding."""
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
+        _one_of("optimizer.states", self.states, ("float32", "bfloat16"))
+        _at_least(0, optimizer=self, names=("learning_rate", "weight_decay", "max_grad_norm"))
+        _at_least(0, optimizer=self, names=("warmup_steps", "warmup_ratio", "min_lr_ratio"))
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"optimizer.{name} must be at least 0 and below 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainTable:
+    """How long, and what is written when."""
+
+    num_train_epochs: int = 1
+    max_steps: int = 0
+    """Optimizer steps; 0: as many as the epochs have."""
+    gradient_accumulation_steps: int = 0
+    """Rows of one step on each rank; 0: data.rows_per_step over the ranks."""
+    seed: int = 0
+    """Of stochastic rounding and random weights; data.seed orders the samples."""
+    logging_steps: int = 1
+    save_steps: int = 500
+    """0: only at the end."""
+    save_total_limit: int = 2
+    """Checkpoints kept; at least two."""
+    eval_steps: int = 0
+    """0: no evaluation while training."""
+    max_bad_steps: int = 5
+    """Updates skipped in a row (loss or gradient not finite) before going back a checkpoint."""
+    resume: bool = True
+    """Continue from the newest valid checkpoint in output_dir."""
+
+    def __post_init__(self) -> None:
+        names = ("max_steps", "gradient_accumulation_steps", "save_steps", "eval_steps", "seed")
+        _at_least(0, train=self, names=names)
+        _at_least(1, train=self, names=("num_train_epochs", "logging_steps", "max_bad_steps"))
+        _at_least(2, train=self, names=("save_total_limit",))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """One training run."""
+
+    output_dir: str = "runs/train"
+    """Checkpoints, the final model and the run's records."""
+    model: ModelTable = field(default_factory=lambda: ModelTable(random="4B"))
+    optimizer: OptimizerTable = field(default_factory=OptimizerTable)
+    train: TrainTable = field(default_factory=TrainTable)
+    data: DataConfig = field(default_factory=DataConfig)
+    eval: DataConfig = field(default_factory=DataConfig)
+    """Sources to evaluate on; its other fields are those of data unless given."""
+
+
+def load(path: Path, settings: Sequence[str] = ()) -> Config:
+    """The configuration in ``path`` with ``settings`` (``a.b=value``) applied."""
+    table = tables.read(path)
+    tables.override(table, settings)
+    return of_table(table, path.parent)
+
+
+def of_table(table: Mapping[str, Any], folder: Path) -> Config:
+    """From parsed TOML; relative paths of the data start at ``folder``."""
+    values = dict(table)
+    data, evaluation = (_table(name, values.pop(name, {})) for name in ("data", "eval"))
+    if "model" not in values:
+        raise ConfigError(
+            "the table [model] is missing", hint='[model]\n  path = "FOLDER or hub id"'
+        )
+    plain = tables.build(Config, values)
+    if plain.train.gradient_accumulation_steps and "rows_per_step" in data:
+        raise ConfigError(
+            "data.rows_per_step and train.gradient_accumulation_steps both say how many rows a "
+            "step has",
+            hint="give one of them",
+        )
+    rows = DataConfig.of_table(data, folder)
+    shared = {k: v for k, v in data.items() if k != "sources"}
+    return Config(
+        output_dir=plain.output_dir,
+        model=_anchored(plain.model, folder),
+        optimizer=plain.optimizer,
+        train=plain.train,
+        data=rows,
+        eval=DataConfig.of_table({**shared, **evaluation}, folder),
+    )
+
+
+def _table(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {value!r}; it is a table")
+    return dict(value)
+
+
+def _anchored(model: ModelTable, folder: Path) -> ModelTable:
+    """A relative model folder starts beside the configuration file, if it exists there."""
+    if model.path and (folder / model.path).is_dir():
+        return replace(model, path=str(folder / model.path))
+    if model.random.upper() not in FAMILY and (folder / model.random).is_dir():
+        return replace(model, random=str(folder / model.random))
+    return model
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        names = ", ".join(k for k in known if k)
+        raise ConfigError(f"{name} is {value!r}", hint=f"one of {names}")
+
+
+def _at_least(bound: int, *, names: Sequence[str], **table: Any) -> None:
+    ((prefix, values),) = table.items()
+    for name in names:
+        if getattr(values, name) < bound:
+            value = getattr(values, name)
+            raise ConfigError(f"{prefix}.{name} is {value}; it must be {bound} or more")

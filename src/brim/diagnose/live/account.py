@@ -60,20 +60,20 @@ class Rank:
         return self.evidence.wall + once
 
 
-def diagnose_run(run: Run, *, warmup: int | None = None) -> Diagnosis:
+def diagnose_run(run: Run, found: Sequence[Rank]) -> Diagnosis:
     """The account of a run without a device: the training thread plays the device.
 
-    A run in which no process trained gives an account that is ``unknown`` and says so.
+    ``found``: what :func:`look` saw; a run in which no process trained gives an account that is
+    ``unknown`` and says so.
     """
-    found = look(run, warmup=warmup)
-    if not found or not any(r.evidence.wall > 0 for r in found):
+    if not found:
         return _nothing(run)
     seconds = _sum_up(found)
     total = sum(r.wall for r in found)
     account = _account(seconds, total)
     shares = {e.cause: e.share for e in account}
     frameworks = remedies.frameworks(found[0].evidence.process.versions, run.info.command)
-    findings = _findings(found, shares, frameworks)
+    findings = shared_findings([c for r in found for c in r.clues], shares)
     first = found[0].evidence
     return check(
         Diagnosis(
@@ -86,13 +86,19 @@ def diagnose_run(run: Run, *, warmup: int | None = None) -> Diagnosis:
             ),
             account=account,
             findings=findings,
-            device="the training thread (no accelerator)",
+            device=_device(found),
             frameworks=frameworks,
             metrics=metrics(found),
             notes=notes(run, found),
             details={"steps": _step_rows(found)},
         )
     )
+
+
+def _device(found: Sequence[Rank]) -> str:
+    device = found[0].evidence.process.device
+    name = f"{device['name']}, not profiled: " if device else ""
+    return f"{name}the training thread" + ("" if device else " (no accelerator)")
 
 
 def look(run: Run, *, warmup: int | None = None) -> list[Rank]:
@@ -223,17 +229,18 @@ def part_of(cause: str) -> Part:
     return _PARTS.get(cause.partition(".")[0], "idle")
 
 
-def _findings(
-    found: Sequence[Rank], shares: Mapping[str, float], frameworks: list[str]
-) -> list[Finding]:
+def shared_findings(clues: Sequence[Clue], shares: Mapping[str, float]) -> list[Finding]:
+    """One finding for each cause whose share of the account is to be reported, largest first."""
     by_cause: dict[str, list[Clue]] = defaultdict(list)
-    for rank in found:
-        for clue in rank.clues:
-            by_cause[clue.cause].append(clue)
-    wanted = [c for c in by_cause if shares.get(c, 0.0) >= REPORTED_FROM]
+    for clue in clues:
+        by_cause[clue.cause].append(clue)
+    wanted = [c for c, of in by_cause.items() if shares.get(c, 0.0) >= _report_from(of)]
     made = [_finding(cause, shares[cause], by_cause[cause]) for cause in wanted]
-    del frameworks
     return sorted(made, key=lambda f: -f.share)
+
+
+def _report_from(clues: Sequence[Clue]) -> float:
+    return min((c.report_from for c in clues), default=REPORTED_FROM)
 
 
 def _finding(cause: str, share: float, clues: list[Clue]) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from brim.diagnose.causes import REPORTED_FROM
 from brim.record.findings import Confidence, Where
 from brim.record.steps import Frame
 
@@ -19,6 +20,8 @@ class Clue:
     where: Where | None = None
     after: float | None = None
     """Seconds of the window that stay lost in the same place when it is cured, where known."""
+    report_from: float = REPORTED_FROM
+    """Share of the time below which it is a price that everybody pays, and no finding."""
     facts: dict[str, float | int | str] = field(default_factory=dict)
     """Named figures for the remedies: ``workers``, ``pad_share``, …"""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from brim.diagnose.causes import REPORTED_FROM
 from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.live.evidence import Evidence
 from brim.diagnose.live.loaders import Workers
@@ -25,6 +26,9 @@ STARVED = 0.2
 SEVERAL = 1.4
 """Threads of one worker that want a core at once, from which on they are more than one."""
 STARTUP_S = 3.0
+PRICE = 0.1
+"""Shares below this are what any worker process costs: a few milliseconds to pass a batch on, a
+batch's latency at an epoch's start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +67,8 @@ def _steady(
         return _restart(evidence, waited, epoch)
     if total.input_main > MAIN_SHARE * waited:
         return _main_process(evidence, waited)
+    if epoch > MAIN_SHARE * waited:
+        return _refill(evidence, waited, epoch)
     if total.rebuild > MAIN_SHARE * waited:
         return _handoff(evidence, workers, waited)
     if workers is None:
@@ -91,6 +97,21 @@ def _restart(evidence: Evidence, waited: float, epoch: float) -> Clue:
         ),
         after=max(0.0, waited - epoch),
         facts={"epochs": total.epochs},
+    )
+
+
+def _refill(evidence: Evidence, waited: float, epoch: float) -> Clue:
+    """Workers stay, but nothing is prefetched over an epoch's end: the first batch is late."""
+    return Clue(
+        cause="input.startup",
+        seconds=waited,
+        confidence="medium",
+        evidence=(
+            _waited(evidence, waited),
+            f"{duration(epoch)} of it at the starts of {evidence.total.epochs} epochs: nothing is "
+            "prefetched over an epoch's end",
+        ),
+        report_from=PRICE,
     )
 
 
@@ -128,7 +149,19 @@ def _handoff(evidence: Evidence, workers: Workers | None, waited: float) -> Clue
     ]
     if workers is not None:
         lines.append(_weight(workers))
-    return Clue(cause="input.handoff", seconds=waited, evidence=tuple(lines))
+    dear = workers is None or _is_dear(workers)
+    return Clue(
+        cause="input.handoff",
+        seconds=waited,
+        evidence=tuple(lines),
+        report_from=REPORTED_FROM if dear else PRICE,
+    )
+
+
+def _is_dear(workers: Workers) -> bool:
+    """Many tensors, views of bigger ones, or many bytes: what a few dense tensors would save."""
+    views = workers.storage_bytes > 1.5 * workers.tensor_bytes
+    return workers.tensors > 32 or views or workers.tensor_bytes > 32 << 20
 
 
 def _weight(workers: Workers) -> str:
@@ -151,11 +184,8 @@ def _bare_wait(evidence: Evidence, waited: float) -> Clue:
 
 
 def _workers(evidence: Evidence, workers: Workers, machine: Machine, waited: float) -> Clue:
-    making = max(workers.fetch, 1e-9)
-    if workers.pickle > MAIN_SHARE * making or (
-        workers.pickle + evidence.total.rebuild > making
-        and workers.storage_bytes + workers.tensors > 0
-    ):
+    handing = workers.pickle / max(1, workers.count) + evidence.total.rebuild
+    if workers.pickle > workers.fetch and handing > MAIN_SHARE * waited:
         return _handoff(evidence, workers, waited)
     if workers.blocked > BLOCKED:
         return _storage(evidence, workers, waited)

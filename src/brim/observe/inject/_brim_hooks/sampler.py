@@ -38,7 +38,10 @@ class Sampler:
         self.thread.start()
 
     def stop(self):
+        """End the thread; at exit no thread of brim's may be left for Python to tear down."""
         self.stopping.set()
+        if threading.current_thread() is not self.thread:
+            self.thread.join(1.0)
 
     def take(self):
         """Samples since the last call: {stack: [n, wall, cpu, lock wait]} in seconds."""

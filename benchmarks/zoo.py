@@ -73,7 +73,7 @@ def _cost(case: Case, pair: Pair, data: Path, repeat: int) -> dict[str, Any]:
             short, long = (measure(case, case.arm(name), data, steps) for steps in pair.steps)
             into.append(_per_step(short, long, pair.steps))
             foreign += [short.foreign, long.foreign]
-    ratios = [a / b for a, b in zip(faulty, fixed, strict=True)]
+    ratios = [pair.work * a / b for a, b in zip(faulty, fixed, strict=True)]
     return {
         "case": case.id, "faulty": pair.faulty, "fixed": pair.fixed,
         "faulty_s": statistics.median(faulty), "fixed_s": statistics.median(fixed),

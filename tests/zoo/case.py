@@ -30,9 +30,11 @@ class Pair:
     faulty: str
     fixed: str
     slowdown: float
-    """The faulty arm takes at least this many times as long for a step."""
+    """The faulty arm takes at least this many times as long for the same work."""
     steps: tuple[int, int]
     """``--steps`` of a short and a long run: their difference leaves the start out."""
+    work: float = 1.0
+    """What a step of the fixed arm does, as a multiple of the faulty arm's step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ class Tracks(Dataset[tuple[Tensor, int]]):
 def main() -> None:
     args = arguments("faulty", "fixed")
     torch.set_num_threads(1)
-    tracks = Tracks(400_000)
+    tracks = Tracks(250_000)
     loader = DataLoader(
         tracks,
         batch_size=8,
@@ -32,7 +32,7 @@ def main() -> None:
         multiprocessing_context="spawn",
         persistent_workers=args.arm == "fixed",
     )
-    model = Classifier(width=48)
+    model = Classifier(width=128)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for epoch in range(args.steps or 5):
         total = 0.0

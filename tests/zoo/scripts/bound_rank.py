@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     photos = Photos(photographs(args.data, 32, 1024, 768), (args.steps or 60) * 8)
     loader = DataLoader(photos, batch_size=8, shuffle=True, num_workers=2)
-    model = Classifier(width=64)
+    model = Classifier(width=128)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step, (images, labels) in enumerate(loader):
         loss = torch.nn.functional.cross_entropy(model(images), labels)

@@ -19,7 +19,7 @@ class Clips(Dataset[Tensor]):
         return self.length
 
     def __getitem__(self, index: int) -> Tensor:
-        decoded = self.clip.roll(1, 0) if index % 8 == 0 else self.clip.clone()
+        decoded = self.clip.clone()
         frames = decoded[index % 24 :: 24][:4]
         return frames.clone() if self.own else frames
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def main() -> None:
     args = arguments("faulty", "fixed", "cached")
     torch.set_num_threads(1)
     steps = args.steps or 40
-    turns = Turns(photographs(args.data, 24, 1024, 768), steps * 16, args.arm == "cached")
+    turns = Turns(photographs(args.data, 24, 320, 240), 3000, args.arm == "cached")
     loader = DataLoader(
         turns,
         batch_size=16,
@@ -67,7 +68,7 @@ def main() -> None:
     model = Decoder(hidden=96, layers=4)
     vision = torch.nn.Conv2d(3, 8, 16, 16)
     optimizer = torch.optim.AdamW([*model.parameters(), *vision.parameters()], lr=1e-3)
-    for step, (images, ids) in enumerate(loader):
+    for step, (images, ids) in enumerate(islice(loader, steps)):
         labels = ids.masked_fill(ids == 0, -100)
         loss = model(ids, labels) + 1e-3 * vision(images).square().mean()
         loss.backward()

@@ -30,7 +30,7 @@ class Images(Dataset[Tensor]):
 def main() -> None:
     args = arguments("faulty", "fixed")
     torch.set_num_threads(1)
-    paths = photographs(args.data, 24, 1600, 1200)
+    paths = photographs(args.data, 24, 1024, 768)
     steps = args.steps or 40
     images = Images(paths, steps * 2, 4_000_000 if args.arm == "faulty" else 128 * 128)
     loader = DataLoader(images, batch_size=2, num_workers=2, collate_fn=torch.cat)

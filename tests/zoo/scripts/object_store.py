@@ -15,7 +15,7 @@ from _parts import arguments
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-ANSWER_S = {"faulty": 0.08, "many": 0.08, "fixed": 0.0}
+ANSWER_S = {"faulty": 0.05, "many": 0.05, "fixed": 0.0}
 WORKERS = {"faulty": 2, "many": 12, "fixed": 2}
 
 

@@ -42,7 +42,7 @@ def main() -> None:
     args = arguments("faulty", "fixed")
     torch.set_num_threads(1)
     paths = photographs(args.data, 32, 1024, 768)
-    model = Classifier(width=64)
+    model = Classifier(width=128)
     weights = list(model.parameters())
     with ProcessPoolExecutor(1) as pool:
         ahead = args.arm == "fixed"

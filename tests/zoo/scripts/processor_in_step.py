@@ -38,7 +38,7 @@ class Captions(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         image = Image.open(self.paths[index % len(self.paths)]).convert("RGB")
-        text = caption(index, 96)
+        text = caption(index, 192)
         if self.processor is None:
             return image, text
         return {key: value[0] for key, value in self.processor([image], [text]).items()}
@@ -48,7 +48,7 @@ class Captioner(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vision = torch.nn.Conv2d(3, 128, 32, stride=32)
-        self.decoder = Decoder(hidden=128, layers=4)
+        self.decoder = Decoder(hidden=128, layers=8)
 
     def forward(self, pixels: Tensor, input_ids: Tensor) -> Tensor:
         scale = self.vision(pixels).mean()
@@ -59,7 +59,7 @@ def main() -> None:
     args = arguments("faulty", "fixed")
     torch.set_num_threads(1)
     processor = Processor()
-    steps = args.steps or 60
+    steps = args.steps or 50
     inside = args.arm == "fixed"
     captions = Captions(
         photographs(args.data, 24, 1024, 768), steps * 4, processor if inside else None

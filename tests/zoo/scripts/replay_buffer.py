@@ -34,7 +34,7 @@ def main() -> None:
     args = arguments("faulty", "fixed", "collect", "collect-rarely")
     torch.set_num_threads(1)
     collect_every = {"collect": 1, "collect-rarely": 200}.get(args.arm, 0)
-    buffer = fill(500_000 if collect_every else 700_000)
+    buffer = fill(200_000 if collect_every else 700_000)
     if args.arm == "fixed":
         gc.freeze()
     order = random.Random(0)

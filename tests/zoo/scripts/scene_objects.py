@@ -9,7 +9,7 @@ from _parts import arguments
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-BOXES = 150
+BOXES = 12
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import nn
 def tokenize(text: str) -> list[int]:
     """A toy byte-pair encoder: merges the most common neighbours, in pure Python."""
     tokens = list(text.encode())
-    for merge in range(6):
+    for merge in range(20):
         counts: dict[tuple[int, int], int] = {}
         for pair in pairwise(tokens):
             counts[pair] = counts.get(pair, 0) + 1
@@ -38,7 +38,7 @@ def tokenize(text: str) -> list[int]:
 def produce(out: Any) -> None:
     source = random.Random(0)
     while True:
-        text = "".join(source.choices("abcde fgh ", k=1500))
+        text = "".join(source.choices("abcde fgh ", k=8000))
         tokens = tokenize(text)
         try:
             out.put(tokens, timeout=0.001)
@@ -68,12 +68,12 @@ def main() -> None:
         context = multiprocessing.get_context("fork")
         texts = context.Queue(maxsize=4)
         context.Process(target=produce, args=(texts,), daemon=True).start()
-    layers = [nn.Sequential(nn.Linear(48, 48), nn.Tanh(), nn.LayerNorm(48)) for _ in range(60)]
-    embed = nn.Embedding(300, 48)
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(10)]
+    embed = nn.Embedding(300, 256)
     model = nn.Sequential(*layers)
     optimizer = torch.optim.SGD([*embed.parameters(), *model.parameters()], lr=0.01)
     tokens = torch.tensor(texts.get()[:64])
-    for step in range(args.steps or 150):
+    for step in range(args.steps or (800 if args.arm == "fixed" else 60)):
         with contextlib.suppress(queue.Empty):
             tokens = torch.tensor(texts.get_nowait()[:64])
         loss = model(embed(tokens)).square().mean()
@@ -81,7 +81,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         done.append(step)
-        if step % 50 == 0:
+        if step % 20 == 0:
             print(f"step {step} loss {loss.item():.4f}")
 
 

@@ -77,6 +77,6 @@ def test_an_unjudged_run_is_judged_and_then_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_public_traces_of_two_ranks_become_one_diagnosis(shared: Path) -> None:
-    folder = shared / "traces" / "hta_v100_2rank"
-    assert load_diagnosis([folder]).window.ranks == 2
+def test_a_folder_of_8_public_traces_becomes_one_diagnosis(shared: Path) -> None:
+    folder = shared / "traces" / "param_dlrm_v100_8rank"
+    assert load_diagnosis([folder]).window.ranks == 8

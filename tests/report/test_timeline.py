@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Literal
+
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.report import example_tables, examples
 
 from brim.diagnose.trace.tables import Segment
@@ -32,6 +37,39 @@ def test_each_piece_keeps_its_time_cause_and_name() -> None:
         (5.0, 9.5, "input", "input.decode", "", 1),
     ]
     assert [named(row) for row in lane["host"]] == [(4.0, 9.0, "host", "sync", ".item()", 0)]
+
+
+_spans = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 20), st.sampled_from(["device", "idle", "host"])),
+    max_size=25,
+)
+
+
+@given(_spans)
+def test_overlapping_pieces_become_disjoint_and_idle_wins(
+    spans: list[tuple[int, int, Literal["device", "idle", "host"]]],
+) -> None:
+    segments = [
+        Segment(rank=0, lane=lane, start_us=float(a), end_us=float(a + n), label=lane)
+        for a, n, lane in spans
+    ]
+    data = timeline(segments, [])
+    if data is None:
+        assert not spans
+        return
+    (lane,) = data["lanes"]
+    for rows in (lane["device"], lane["host"]):
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(rows))
+
+    def covered(rows: list[list[float]]) -> set[int]:
+        return {t for row in rows for t in range(int(row[0]), int(row[1]))}
+
+    def moments(which: str) -> set[int]:
+        return {t for a, n, lane in spans if lane == which for t in range(a, a + n)}
+
+    assert covered([r for r in lane["device"] if r[5]]) == moments("idle")
+    assert covered([r for r in lane["device"] if not r[5]]) == moments("device") - moments("idle")
+    assert covered(lane["host"]) == moments("host")
 
 
 def test_rows_of_a_lane_are_in_order_of_time_whatever_the_tables_order() -> None:

@@ -73,7 +73,8 @@ def page(diagnosis: Diagnosis) -> str:
 
 
 def _lines(tables: Tables) -> dict[str, Any]:
-    ranks = views.ranks(tables.ranks)
+    # a single rank's time is the account
+    ranks = views.ranks(tables.ranks) if len(tables.ranks) > 1 else []
     return {
         "kernels": views.kernels(tables.kernels),
         "kinds": views.kinds(tables.kernel_kinds),

@@ -58,6 +58,8 @@ def accent_of(cause: str, part: Part | None = None) -> str:
     """
     if part == "useful" or (cause == COMPUTE and part is None):
         return USEFUL
+    if cause == COMPUTE and part == "busy-not-computing":
+        return "transfer"
     name = family(cause)
     return name if name in ACCENTS else UNKNOWN
 

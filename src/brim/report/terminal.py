@@ -39,7 +39,7 @@ def render(diagnosis: Diagnosis, console: Console, *, all_frameworks: bool = Fal
 
 def _account(page: Paper, diagnosis: Diagnosis) -> None:
     flops = counts_flops(diagnosis)
-    entries = in_order([e for e in diagnosis.account if e.share > 0])
+    entries = in_order([e for e in diagnosis.account if e.share >= words.SEEN])
     glyphs = GLYPHS if page.unicode else ASCII_GLYPHS
     marks = [
         Text(glyphs[i % len(glyphs)], style=ACCENTS[accent_of(e.cause, e.part)].style)
@@ -77,7 +77,7 @@ def _finding(
     page.line(cause, headline, mark=page.text(f"{rank}", "bold"))
     meaning = words.meaning(finding.cause)
     if meaning:
-        page.line(page.text(meaning[0].upper() + meaning[1:] + "."), indent=2)
+        page.line(page.text(words.sentence(meaning) + "."), indent=2)
     for seen in finding.evidence:
         page.line(page.text(seen), mark=page.text("•", "dim"), indent=2)
     if finding.where:
@@ -87,7 +87,7 @@ def _finding(
 
 
 def _remedy(page: Paper, remedy: Remedy, frameworks: list[str], all_frameworks: bool) -> None:
-    summary = page.text(remedy.summary, "bold")
+    summary = page.text(words.sentence(remedy.summary), "bold")
     price = page.text(f" ({words.price(remedy)})", "dim")
     page.line(summary, price, mark=page.text("→", "green"), indent=2)
     settings = words.ordered_settings(remedy, frameworks)

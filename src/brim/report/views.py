@@ -119,7 +119,7 @@ def waterfall(diagnosis: Diagnosis) -> list[Fall]:
     whole = "all that the device could compute" if flops else "the measured time"
     total = bar(0, 1, "total", whole)
     rows = [Fall(name=whole, part="", share="100 %", bar=total, edge="100", caused=False)]
-    present = [e for e in in_order(diagnosis.account) if e.share > 0]
+    present = [e for e in in_order(diagnosis.account) if e.share >= words.SEEN]
     lost = sorted((e for e in present if e.part != "useful"), key=lambda e: -e.share)
     left = 1.0
     for entry in [*lost, *(e for e in present if e.part == "useful")]:
@@ -148,7 +148,7 @@ def card(finding: Finding, frameworks: list[str]) -> Card:
     return Card(
         cause=words.clean(finding.cause),
         accent=accent_of(finding.cause),
-        title=meaning[0].upper() + meaning[1:] if meaning else words.clean(finding.cause),
+        title=words.sentence(meaning or finding.cause),
         share=percent(finding.share),
         gain=words.gain(finding.gain),
         confidence=finding.confidence,
@@ -156,7 +156,7 @@ def card(finding: Finding, frameworks: list[str]) -> Card:
         place=words.place(finding.where) if finding.where else "",
         cures=[
             Cure(
-                summary=words.clean(remedy.summary),
+                summary=words.sentence(remedy.summary),
                 price=words.price(remedy),
                 settings=[
                     (words.clean(name), words.framework(name), words.clean(text, keep_lines=True))
@@ -234,7 +234,7 @@ def _module(row: ModuleRow, longest_share: float) -> Line:
 
 
 def _known(value: float | None, factor: float = 1e-6) -> str:
-    return "–" if value is None else duration(value * factor)
+    return "–" if value is None else duration(value * factor) if value else "0"
 
 
 def ranks(rows: list[RankRow]) -> list[Line]:

@@ -24,12 +24,14 @@ FRAMEWORKS: Final[dict[str, str]] = {
 
 METRICS: Final[dict[str, tuple[str, str]]] = {
     "step_s": ("step", "duration"),
+    "profiled_step_s": ("step under the profiler", "duration"),
     "samples_per_s": ("samples/s", "number"),
     "images_per_s": ("images/s", "number"),
     "tokens_per_s": ("tokens/s", "number"),
     "pad_share": ("padding", "share"),
     "input_wait": ("input wait", "share"),
     "mfu": ("MFU", "share"),
+    "busy": ("busy", "share"),
     "gpu_util": ("GPU-Util", "share"),
     "sm_active": ("SM active", "share"),
     "tensor_active": ("tensor active", "share"),
@@ -97,6 +99,10 @@ def other_figures(metrics: dict[str, float]) -> list[tuple[str, str]]:
     return [figure(clean(n), value) for n, value in metrics.items() if n not in known]
 
 
+SEEN: Final = 0.0005
+"""Slices below this would read 0.0 %."""
+
+
 def part(entry: Entry, *, flops: bool) -> str:
     """The level of an entry in words; without FLOPs busy time cannot be called useful."""
     return "busy" if entry.part == "useful" and not flops else PARTS[entry.part]
@@ -111,6 +117,8 @@ def slice_name(entry: Entry, *, flops: bool) -> str:
     """What a slice of the account is: the cause's id, or words where there is no cause."""
     if entry.part == "useful":
         return "the model's own FLOPs" if flops else "the device computes"
+    if entry.cause == COMPUTE and entry.part == "busy-not-computing":
+        return "copies within the device"
     if entry.cause == COMPUTE:
         return "kernels below the device's peak"
     if entry.cause == UNKNOWN:
@@ -144,7 +152,7 @@ def without_findings(diagnosis: Diagnosis) -> tuple[str, bool]:
 
 def remains(account: Iterable[Entry]) -> list[Entry]:
     """What a healthy run still loses, largest first."""
-    lost = [e for e in account if e.part != "useful" and e.share >= 0.0005]
+    lost = [e for e in account if e.part != "useful" and e.share >= SEEN]
     return sorted(lost, key=lambda e: -e.share)
 
 
@@ -177,6 +185,12 @@ def ordered_settings(remedy: Remedy, frameworks: list[str]) -> list[tuple[str, s
     return [(name, remedy.settings[name]) for name in names]
 
 
+def sentence(text: str) -> str:
+    """Cleaned, with a capital at the start."""
+    said = clean(text)
+    return said[:1].upper() + said[1:]
+
+
 def price(remedy: Remedy) -> str:
     """``lossless`` or ``changes the numbers``, and what it costs in memory."""
     said = "lossless" if remedy.lossless else "changes the numbers"
@@ -192,5 +206,5 @@ def headline(finding: Finding) -> str:
 __all__ = [
     "FRAMEWORKS", "METRICS", "clean", "figure", "figures", "framework", "gain", "headline",
     "meaning", "number", "ordered_settings", "other_figures", "part", "place", "price", "remains",
-    "slice_name", "verdict", "window", "without_findings",
+    "sentence", "slice_name", "verdict", "window", "without_findings",
 ]  # fmt: skip

@@ -97,7 +97,7 @@
       const a = snap(x(start)), b = snap(x(end));
       if (b > a) {
         settle();
-        add(i, Math.max(a, drawnTo), b);
+        if (b > drawnTo) add(i, Math.max(a, drawnTo), b);
         continue;
       }
       const at = Math.floor(x((start + end) / 2) / UNIT) * UNIT;

@@ -61,8 +61,10 @@ class Amd:
         if self._lib is None:
             try:
                 self._lib = importlib.import_module("amdsmi")
+            except ImportError:
+                raise Unavailable("amdsmi is not installed") from None
             except Exception as error:  # the package raises KeyError or OSError without ROCm
-                raise Unavailable(f"no amdsmi here ({type(error).__name__})") from None
+                raise Unavailable(f"amdsmi does not load ({type(error).__name__})") from None
         lib = self._lib
         try:
             lib.amdsmi_init()

@@ -34,7 +34,11 @@ class Backend(Protocol):
     """The devices of one maker's driver."""
 
     name: str
-    driver: str
+
+    @property
+    def driver(self) -> str:
+        """The driver's version."""
+        ...
 
     @property
     def meanings(self) -> dict[str, Meaning]:

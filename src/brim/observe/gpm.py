@@ -7,6 +7,7 @@ number, so only the return code of each metric is trusted.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,6 +34,9 @@ FIELDS = tuple(dict.fromkeys(field for field, _ in METRICS.values()))
 
 _SUCCESS = 0
 
+# The binding's structures override attribute access in Python, ten times the cost of ctypes' own.
+_plain = ctypes.Structure.__getattribute__
+
 
 class Gpm:
     """The metrics of one device or MIG instance between two calls of :meth:`read`."""
@@ -42,10 +46,10 @@ class Gpm:
         self._lib = lib
         self._handle = handle
         self._instance = gpu_instance
-        self._metrics: list[int] = list(METRICS)
-        self._probed = False
         self._buffers = [lib.nvmlGpmSampleAlloc(), lib.nvmlGpmSampleAlloc()]
         self._query = lib.c_nvmlGpmMetricsGet_t()
+        self._metrics: list[int] = []
+        self._ask(list(METRICS))
         try:
             self._take(0)
         except lib.NVMLError:
@@ -61,19 +65,24 @@ class Gpm:
         newer = 1 - self._older
         self._take(newer)
         query = self._query
-        query.version = self._lib.NVML_GPM_METRICS_GET_VERSION
-        query.numMetrics = len(self._metrics)
         query.sample1, query.sample2 = self._buffers[self._older], self._buffers[newer]
-        for slot, metric in enumerate(self._metrics):
-            query.metrics[slot].metricId = metric
         self._lib.nvmlGpmMetricsGet(query)
-        answers = [(m.metricId, m.nvmlReturn, m.value) for m in query.metrics[: query.numMetrics]]
         self._older = newer
-        good = [(metric, value) for metric, code, value in answers if code == _SUCCESS]
-        if not self._probed:
-            self._probed = True
-            self._metrics = [metric for metric, _ in good]
+        good = [
+            (metric, _plain(slot, "value"))
+            for metric, slot in zip(self._metrics, query.metrics, strict=False)
+            if _plain(slot, "nvmlReturn") == _SUCCESS
+        ]
+        if len(good) < len(self._metrics):
+            self._ask([metric for metric, _ in good])
         return _by_field(good)
+
+    def _ask(self, metrics: list[int]) -> None:
+        self._metrics = metrics
+        self._query.version = self._lib.NVML_GPM_METRICS_GET_VERSION
+        self._query.numMetrics = len(metrics)
+        for slot, metric in zip(self._query.metrics, metrics, strict=False):
+            slot.metricId = metric
 
     def close(self) -> None:
         for buffer in self._buffers:

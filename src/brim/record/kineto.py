@@ -7,6 +7,7 @@ array([ 5000, 13000, ...])
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -27,7 +28,7 @@ from brim.record.kineto_columns import (
     HostEvents,
     HostKind,
 )
-from brim.record.kineto_json import EventReader, blocks
+from brim.record.kineto_json import EventReader, WrongCutError, blocks, cuts
 
 __all__ = [
     "Collective",
@@ -47,6 +48,8 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_.]?(\d+)", re.IGNOREC
 _SUFFIXES: Final = (".json", ".json.gz")
 _SNIFF = 4 << 20
 _WORTH_A_PROCESS = 8 << 20
+_WORTH_A_PART = 48 << 20
+"""Bytes of JSON that take longer to read than a process takes to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +92,80 @@ class Trace:
         return f"rank {self.rank} ({self.path.name})"
 
 
-def read_trace(path: Path | str) -> Trace:
+def read_trace(path: Path | str, *, processes: int | None = None) -> Trace:
     """Read one trace, plain or gzip.
 
-    A trace that was cut off is read as far as it is whole, with a warning.
+    A trace that was cut off is read as far as it is whole, with a warning.  A large plain file is
+    read by ``processes`` at once (default: the usable cores).
 
     Raises :class:`InputError` when the file is missing, empty, or not a trace.
     """
     path = Path(path)
-    reader, columns = EventReader(path), ColumnBuilder()
-    with _without_gc():
-        for events in reader:
-            columns.add(events)
+    head, columns = _read(path, _usable(processes))
     if columns.complete_events == 0:
         raise InputError(
             f"{path}: a trace without any event that has a duration",
             hint="profile at least one whole step (schedule: wait, warmup, active)",
         )
-    return _trace(path, reader, columns)
+    return _trace(path, head, columns)
 
 
-def _trace(path: Path, reader: EventReader, columns: ColumnBuilder) -> Trace:
-    distributed = _table(reader.metadata.get("distributedInfo"))
+def _usable(processes: int | None) -> int:
+    return processes if processes is not None else len(os.sched_getaffinity(0))
+
+
+@dataclass(slots=True)
+class _Head:
+    """What stands around the events."""
+
+    metadata: dict[str, Any]
+    warnings: list[str]
+    truncated: bool
+
+
+def _read(path: Path, processes: int) -> tuple[_Head, ColumnBuilder]:
+    try:
+        parts = min(processes, path.stat().st_size // _WORTH_A_PART)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    edges = cuts(path, parts) if parts > 1 else []
+    if edges:
+        try:
+            return _read_parts(path, edges)
+        except WrongCutError:
+            pass
+    return _read_part(path, 0, None)
+
+
+def _read_part(path: Path, start: int, stop: int | None) -> tuple[_Head, ColumnBuilder]:
+    reader, columns = EventReader(path, start=start, stop=stop), ColumnBuilder()
+    with _without_gc():
+        for events in reader:
+            columns.add(events)
+    head = _Head(reader.metadata, reader.warnings, reader.truncated)
+    return head, columns.compact()
+
+
+def _read_parts(path: Path, edges: list[int]) -> tuple[_Head, ColumnBuilder]:
+    """The first part here, the others each in a process of its own."""
+    with ProcessPoolExecutor(len(edges)) as pool:
+        later = [
+            pool.submit(_read_part, path, start, stop)
+            for start, stop in pairwise([*edges, None])
+            if start is not None
+        ]
+        head, columns = _read_part(path, 0, edges[0])
+        for future in later:
+            other, more = future.result()
+            columns.absorb(more)
+            head.metadata.update(other.metadata)
+            head.warnings.extend(other.warnings)
+            head.truncated |= other.truncated
+    return head, columns
+
+
+def _trace(path: Path, head: _Head, columns: ColumnBuilder) -> Trace:
+    distributed = _table(head.metadata.get("distributedInfo"))
     rank, known = _rank(path, distributed)
     return Trace(
         path=path,
@@ -125,10 +180,10 @@ def _trace(path: Path, reader: EventReader, columns: ColumnBuilder) -> Trace:
         types=[text.decode(errors="replace") for text in columns.types],
         stacks=list(columns.stacks),
         collectives=list(columns.collectives),
-        devices=dict(_devices(reader.metadata.get("deviceProperties"))),
+        devices=dict(_devices(head.metadata.get("deviceProperties"))),
         reserved_bytes=columns.reserved,
-        truncated=reader.truncated,
-        warnings=reader.warnings,
+        truncated=head.truncated,
+        warnings=head.warnings,
     )
 
 
@@ -236,12 +291,12 @@ def read_traces(paths: Iterable[Path | str], *, processes: int | None = None) ->
     """
     found = find_traces(paths)
     large = sum(path.stat().st_size for path in found) > _WORTH_A_PROCESS
-    workers = min(len(found), processes or len(os.sched_getaffinity(0))) if large else 1
+    workers = min(len(found), _usable(processes)) if large else 1
     if workers == 1:
-        traces = [read_trace(path) for path in found]
+        traces = [read_trace(path, processes=processes) for path in found]
     else:
         with ProcessPoolExecutor(workers) as pool:
-            traces = list(pool.map(read_trace, found))
+            traces = list(pool.map(functools.partial(read_trace, processes=1), found))
     return check_one_job(traces)
 
 

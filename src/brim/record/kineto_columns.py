@@ -258,6 +258,32 @@ class ColumnBuilder:
             "stack": texts("stack", self.stacks, str),
         }
 
+    def compact(self) -> ColumnBuilder:
+        """Join the pieces, so that the whole travels to another process as a few arrays."""
+        self._device = [_joined(self._device, DeviceEvents)] if self._device else []
+        self._host = [_joined(self._host, HostEvents)] if self._host else []
+        return self
+
+    def absorb(self, other: ColumnBuilder) -> None:
+        """Add the events of a later part of the same file."""
+        tables = {
+            "name": _translation(self.names, other.names),
+            "thread": _translation(self.threads, other.threads),
+            "dims": _translation(self.dims, other.dims),
+            "types": _translation(self.types, other.types),
+            "stack": _translation(self.stacks, other.stacks),
+            "collective": _translation(self.collectives, other.collectives),
+        }
+        for parts, mine in ((other._device, self._device), (other._host, self._host)):
+            for part in parts:
+                for name in tables.keys() & part.keys():
+                    part[name] = tables[name][part[name]]  # -1 picks the last entry, which is -1
+                mine.append(part)
+        for device, reserved in other.reserved.items():
+            self.reserved[device] = max(self.reserved.get(device, 0), reserved)
+        self.complete_events += other.complete_events
+        self.negative += other.negative
+
     def device(self) -> DeviceEvents:
         """All device events so far, by start (the longer first where two start together)."""
         columns = _joined(self._device, DeviceEvents)
@@ -269,6 +295,11 @@ class ColumnBuilder:
         columns = _joined(self._host, HostEvents)
         order = np.lexsort((-columns["end"], columns["start"]))
         return HostEvents(**{name: column[order] for name, column in columns.items()})
+
+
+def _translation(mine: Interner, theirs: Interner) -> Int32:
+    """Their index → mine; the entry behind the last stands for absent."""
+    return np.array([*(mine[value] for value in theirs), -1], np.int32)
 
 
 def _absent(count: int) -> dict[str, npt.NDArray[Any]]:

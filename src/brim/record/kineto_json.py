@@ -143,25 +143,50 @@ class _Document(msgspec.Struct, Generic[_E]):
     with_stack: msgspec.Raw = msgspec.Raw(b"")
 
 
-def blocks(path: Path, warnings: list[str], *, size: int = PIECE) -> Iterator[bytes]:
+def blocks(
+    path: Path, warnings: list[str], *, start: int = 0, stop: int | None = None
+) -> Iterator[bytes]:
     """The file's bytes, decompressed when they are gzip (by content, not by name).
 
-    A gzip stream that ends early yields what is whole and leaves a warning.
+    A gzip stream that ends early yields what is whole and leaves a warning.  ``start`` and
+    ``stop`` choose a part of a plain file.
     """
     try:
         with path.open("rb") as f:
-            magic = f.read(2)
-            f.seek(0)
-            yield from (
-                _inflate(f, path, warnings, size) if magic == b"\x1f\x8b" else _plain(f, size)
-            )
+            packed = f.read(2) == b"\x1f\x8b"
+            f.seek(start)
+            yield from _inflate(f, path, warnings, PIECE) if packed else _plain(f, start, stop)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
 
 
-def _plain(f: BinaryIO, size: int) -> Iterator[bytes]:
-    while block := f.read(size):
+def _plain(f: BinaryIO, start: int, stop: int | None) -> Iterator[bytes]:
+    left = None if stop is None else stop - start
+    while block := f.read(PIECE if left is None else min(PIECE, left)):
+        left = None if left is None else left - len(block)
         yield block
+
+
+def cuts(path: Path, parts: int) -> list[int]:
+    """Offsets at which a plain file can probably be cut between two events, ``parts - 1`` at most.
+
+    Each is a guess; reading up to it proves or refutes it.
+    """
+    size = path.stat().st_size
+    found: list[int] = []
+    with path.open("rb") as f:
+        if f.read(2) == b"\x1f\x8b":
+            return []
+        for part in range(1, parts):
+            f.seek(size * part // parts)
+            offset, text = f.tell(), f.read(_SEARCH * 4)
+            if match := _BOUNDARY.search(text):
+                found.append(offset + match.end(1))
+    return sorted(set(found))
+
+
+class WrongCutError(Exception):
+    """A part of a file does not end between two events; read the file in one go."""
 
 
 def _inflate(f: BinaryIO, path: Path, warnings: list[str], size: int) -> Iterator[bytes]:
@@ -190,11 +215,16 @@ def _inflate(f: BinaryIO, path: Path, warnings: list[str], size: int) -> Iterato
 class EventReader:
     """Iterates over a trace's events in pieces; afterwards ``metadata`` holds the other keys.
 
-    Raises :class:`InputError` when the bytes are no trace at all.
+    ``start`` and ``stop`` choose a part of a plain file, from one of :func:`cuts` to the next; only
+    the part from 0 reads the head, only the one without ``stop`` the tail.
+
+    Raises :class:`InputError` when the bytes are no trace at all, :class:`WrongCutError` when a
+    part does not end between two events.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, start: int = 0, stop: int | None = None) -> None:
         self.path = path
+        self._start, self._stop = start, stop
         self.warnings: list[str] = []
         self.metadata: dict[str, Any] = {}
         self.truncated = False
@@ -205,8 +235,8 @@ class EventReader:
         self._prefix = _OBJECT
 
     def __iter__(self) -> Iterator[list[Any]]:
-        source = blocks(self.path, self.warnings)
-        buffer = self._head(source)
+        source = blocks(self.path, self.warnings, start=self._start, stop=self._stop)
+        buffer = next(source, b"") if self._start else self._head(source)
         self._choose_decoder(buffer)
         enough = PIECE
         for block in source:
@@ -218,8 +248,15 @@ class EventReader:
                 yield events
                 buffer = buffer[used:]
             enough = PIECE if used else 2 * len(buffer)
-        yield self._tail(buffer)
+        yield self._tail(buffer) if self._stop is None else self._rest(buffer)
         self._report()
+
+    def _rest(self, buffer: bytes) -> list[Any]:
+        """The end of a part that is not the last."""
+        text = buffer.strip().removesuffix(b",")
+        if (events := self._decode(text)) is None:
+            raise WrongCutError
+        return events
 
     def _report(self) -> None:
         name = self.path.name

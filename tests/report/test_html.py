@@ -175,6 +175,16 @@ def test_without_tables_no_empty_section_is_shown() -> None:
                    "measured"}  # fmt: skip
 
 
+def test_columns_of_achieved_rates_are_left_out_where_no_rate_is_known() -> None:
+    assert "Of attainable" in page(examples.comm_bound())
+    diagnosis = examples.comm_bound()
+    for row in diagnosis.details["kernels"]:
+        row["flops_per_s"] = row["bytes_per_s"] = row["attainable"] = None
+    text = page(diagnosis)
+    assert "Of attainable" not in text
+    assert "What they achieve is not known" in text
+
+
 def test_a_table_of_another_shape_is_named_and_left_out() -> None:
     diagnosis = examples.healthy()
     diagnosis.details["kernels"] = [{"name": 7}]

@@ -30,13 +30,13 @@ def test_each_piece_keeps_its_time_cause_and_name() -> None:
     assert (data["start"], data["end"], lane["rank"]) == (0.0, 9.5, 2)
 
     def named(row: list[float]) -> tuple[object, ...]:
-        return (*row[:2], *(texts[int(i)] for i in row[2:5]), row[5])
+        return (*row[:2], *(texts[int(i)] for i in row[2:]))
 
     assert [named(row) for row in lane["device"]] == [
-        (0.0, 5.0, "useful", "compute", "gemm", 0),
-        (5.0, 9.5, "input", "input.decode", "", 1),
+        (0.0, 5.0, "useful", "compute", "gemm"),
     ]
-    assert [named(row) for row in lane["host"]] == [(4.0, 9.0, "host", "sync", ".item()", 0)]
+    assert [named(row) for row in lane["idle"]] == [(5.0, 9.5, "input", "input.decode", "")]
+    assert [named(row) for row in lane["host"]] == [(4.0, 9.0, "host", "sync", ".item()")]
 
 
 _spans = st.lists(
@@ -46,7 +46,7 @@ _spans = st.lists(
 
 
 @given(_spans)
-def test_overlapping_pieces_become_disjoint_and_idle_wins(
+def test_pieces_of_a_lane_become_disjoint_and_cover_what_they_covered(
     spans: list[tuple[int, int, Literal["device", "idle", "host"]]],
 ) -> None:
     segments = [
@@ -58,18 +58,11 @@ def test_overlapping_pieces_become_disjoint_and_idle_wins(
         assert not spans
         return
     (lane,) = data["lanes"]
-    for rows in (lane["device"], lane["host"]):
+    for which in ("device", "idle", "host"):
+        rows = lane[which]
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(rows))
-
-    def covered(rows: list[list[float]]) -> set[int]:
-        return {t for row in rows for t in range(int(row[0]), int(row[1]))}
-
-    def moments(which: str) -> set[int]:
-        return {t for a, n, lane in spans if lane == which for t in range(a, a + n)}
-
-    assert covered([r for r in lane["device"] if r[5]]) == moments("idle")
-    assert covered([r for r in lane["device"] if not r[5]]) == moments("device") - moments("idle")
-    assert covered(lane["host"]) == moments("host")
+        covered = {t for row in rows for t in range(int(row[0]), int(row[1]))}
+        assert covered == {t for a, n, of in spans if of == which for t in range(a, a + n)}
 
 
 def test_rows_of_a_lane_are_in_order_of_time_whatever_the_tables_order() -> None:
@@ -77,7 +70,7 @@ def test_rows_of_a_lane_are_in_order_of_time_whatever_the_tables_order() -> None
     data = timeline(shuffled, [])
     assert data is not None
     for lane in data["lanes"]:
-        for rows in (lane["device"], lane["host"]):
+        for rows in (lane["device"], lane["idle"], lane["host"]):
             assert [row[0] for row in rows] == sorted(row[0] for row in rows)
 
 

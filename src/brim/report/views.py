@@ -78,6 +78,8 @@ class Line:
     cells: list[str]
     note: str = ""
     bars: list[Bar] = field(default_factory=list)
+    rated: bool = False
+    """Of a kernel: whether what it achieved is known."""
     late: Bar | None = None
     """Of a rank: how long others waited for it, against the rank that was waited for longest."""
 
@@ -190,6 +192,7 @@ def _kernel(row: KernelRow, longest_share: float) -> Line:
     return Line(
         name=words.clean(row.name),
         note=words.clean(row.op),
+        rated=achieved != "–" or row.attainable is not None,
         cells=[
             words.clean(row.kind),
             words.clean(row.dtype) or "–",

@@ -79,10 +79,7 @@
   const addRow = (group, rows, y, height) => {
     let drawnTo = -1, cell = -1, kinds = new Map();
     const add = (i, a, b) => {
-      const h = rows[i][5] ? height * 0.4 : height;
-      group.append(element("rect", {
-        class: "a-" + text(rows[i][2]), "data-i": i, x: a, y: round(y + height - h), width: round(b - a), height: h,
-      }));
+      group.append(element("rect", { class: "a-" + text(rows[i][2]), "data-i": i, x: a, y, width: round(b - a), height }));
       drawnTo = b;
     };
     const settle = () => {
@@ -103,7 +100,7 @@
       const at = Math.floor(x((start + end) / 2) / UNIT) * UNIT;
       if (at !== cell) settle();
       cell = at;
-      const key = rows[i][2] + "/" + rows[i][5];
+      const key = rows[i][2];
       const kind = kinds.get(key) || { i, time: 0 };
       kind.time += end - start;
       kinds.set(key, kind);
@@ -137,7 +134,9 @@
     data.lanes.forEach((lane, i) => {
       const y = AXIS + i * ROW;
       if (LEFT) all.append(element("text", { x: 0, y: y + DEVICE / 2 + 4 }, `rank ${lane.rank}`));
-      for (const [kind, top, height] of [["device", y, DEVICE], ["host", y + DEVICE + GAP, HOST]]) {
+      const low = round(DEVICE * 0.4);
+      const layers = [["device", y, DEVICE], ["idle", y + DEVICE - low, low], ["host", y + DEVICE + GAP, HOST]];
+      for (const [kind, top, height] of layers) {
         const group = element("g", { "data-lane": i, "data-kind": kind });
         addRow(group, lane[kind], top, height);
         all.append(group);
@@ -229,9 +228,9 @@
     }
     target.classList.add("on");
     const { lane, kind } = target.parentNode.dataset;
-    const [start, end, , label, name, idle] = data.lanes[lane][kind][target.dataset.i];
+    const [start, end, , label, name] = data.lanes[lane][kind][target.dataset.i];
     const what = document.createElement("b");
-    what.textContent = `${kind === "host" ? "host" : idle ? "idle" : "busy"}: ${text(label)}`;
+    what.textContent = `${kind === "device" ? "busy" : kind}: ${text(label)}`;
     const where = `  ${duration(end - start)} from ${duration(start)}`;
     const rank = data.lanes.length > 1 ? `, rank ${data.lanes[lane].rank}` : "";
     readout.replaceChildren(what, where + rank + (text(name) ? `  ${text(name)}` : ""));
@@ -245,7 +244,7 @@
   };
   const used = new Set();
   for (const lane of data.lanes) {
-    for (const row of [...lane.device, ...lane.host]) used.add(text(row[2]));
+    for (const row of [...lane.device, ...lane.idle, ...lane.host]) used.add(text(row[2]));
   }
   for (const accent of Object.keys(LABELS).filter((a) => used.has(a))) {
     const key = document.createElement("i");

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.model.attention import BACKENDS, launch_bound, math_attention
+from brim.model.attention import BACKENDS, Attention, launch_bound, math_attention
 
 
 def reference(
@@ -54,6 +57,77 @@ def test_packed_attention_equals_each_document_alone(
 )
 def test_launch_bounds_are_powers_of_two_from_128_on(longest: int, bound: int) -> None:
     assert launch_bound(longest) == bound >= longest
+
+
+def _stand_in() -> types.ModuleType:
+    """The two functions of flash_attn.cute.interface that are called, by plain torch."""
+
+    def forward(
+        q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, return_lse
+    ):  # type: ignore[no-untyped-def]  # noqa: E501
+        assert cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k and return_lse
+        out = math_attention(q, k, v, cu_seqlens_q, max_seqlen_q, causal)
+        return out.contiguous(), q.new_zeros(q.shape[1], q.shape[0], dtype=torch.float32), None
+
+    def backward(
+        q, k, v, out, dout, lse, *, causal, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    ):  # type: ignore[no-untyped-def]  # noqa: E501
+        assert lse.shape == (q.shape[1], q.shape[0]) and out.shape == q.shape
+        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        with torch.enable_grad():
+            again = math_attention(*leaves, cu_seqlens_q, max_seqlen_q, causal)
+        return torch.autograd.grad(again, leaves, dout)
+
+    module = types.ModuleType("flash_attn.cute.interface")
+    module._flash_attn_fwd, module._flash_attn_bwd = forward, backward  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.fixture
+def flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", _stand_in())
+
+
+@pytest.mark.usefixtures("flash_attn")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_the_operators_around_flash_attention_4_carry_every_argument_and_gradient(
+    compiled: bool,
+) -> None:
+    lengths = [5, 1, 9]
+    q, k, v, boundaries = inputs(lengths, 4, 2, 8)
+    fused = torch.cat((q, k, v), dim=1)
+    grads = []
+    for name in ("math", "fa4"):
+        attention = BACKENDS[name]
+
+        def block(x: torch.Tensor, attention: Attention = attention) -> torch.Tensor:
+            # values are a view into the fused projection, as in a block
+            first, second, third = (x * 2).split((4, 2, 2), dim=1)
+            return attention(first * 1.5, second.contiguous(), third, boundaries, 128, True) * 3
+
+        if compiled and name == "fa4":
+            block = torch.compile(block, fullgraph=True, backend="aot_eager")
+        x = fused.clone().requires_grad_()
+        block(x).square().sum().backward()
+        grads.append(x.grad)
+    assert torch.allclose(*grads, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("flash_attn")
+def test_the_operators_promise_the_shapes_that_they_return() -> None:
+    q, k, v, boundaries = inputs([5, 7], 4, 2, 8)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(
+        torch.ops.brim.fa4_forward, (q, k, v, boundaries, 128, True), test_utils=checks
+    )
+    out, lse = torch.ops.brim.fa4_forward(q, k, v, boundaries, 128, True)
+    torch.library.opcheck(
+        torch.ops.brim.fa4_backward,
+        (out, q, k, v, out, lse, boundaries, 128, True),
+        test_utils=checks,
+    )
 
 
 @pytest.mark.gpu

@@ -63,6 +63,9 @@ class TinyRows:
         self.fetched.append(step)
         return [tiny_row(step * self.per_step + i) for i in range(self.per_step)]
 
+    def identity(self) -> str:
+        return "tiny"
+
     def evaluation(self) -> Iterator[PackedBatch]:
         yield from (tiny_row(1000), tiny_row(1001))
 

@@ -49,6 +49,7 @@ def test_everything_is_restored_random_states_too(make_trainer: Make) -> None:
     path = save(trainer, 3)
     expected = (random.random(), np.random.rand(), torch.rand(()).item())
     assert load(other, path) == {"step": 3, "lr_factor": 1.0}
+    assert Checkpoints.kept(path) == {"lr_factor": 1.0}
     assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
     for a, b in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(a, b)

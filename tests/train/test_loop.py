@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from brim.errors import BrimError
+from brim.errors import BrimError, ConfigError
 from brim.model.batch import PackedBatch
 from brim.model.qwen3vl import Recompute
 from brim.record.steps import read_process
@@ -93,6 +93,14 @@ def test_the_first_signal_saves_and_stops_and_the_handlers_are_put_back(
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+def test_other_data_cannot_continue_a_checkpoint(make_trainer: Make) -> None:
+    make_trainer(2).run()
+    other = make_trainer(4)
+    other.rows.identity = lambda: "other"  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="data or its settings have changed"):
+        other.run()
+
+
 class Poisoned:
     """Rows whose loss is NaN at some steps: an infinite weight of a position blend."""
 
@@ -112,6 +120,9 @@ class Poisoned:
 
     def evaluation(self) -> Any:
         return self.inner.evaluation()
+
+    def identity(self) -> str:
+        return "tiny"
 
 
 def test_a_bad_step_is_skipped_and_names_its_samples(make_trainer: Make) -> None:

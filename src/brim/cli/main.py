@@ -27,6 +27,7 @@ VERBS = {
     "diagnose": "say what the device loses and why, in a command, a trace or an earlier run",
     "compare": "two runs or traces side by side, by cause",
     "plan": "what a data set becomes: tokens, rows, padding, balance, before any GPU time",
+    "train": "fine-tune a Qwen3-VL: packed rows, fused kernels, exact resume",
     "demo": "the whole story on this machine: a planted fault, its diagnosis, the cure",
     "watch": "see devices, processes and the running job live; export them to Prometheus",
     "hw": "say what this machine is, what it can do and which settings follow",

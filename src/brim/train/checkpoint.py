@@ -88,6 +88,12 @@ class Checkpoints:
         self._purge()
         return target
 
+    @staticmethod
+    def kept(path: Path) -> dict[str, Any]:
+        """What ``save`` was given as ``extra``."""
+        found: dict[str, Any] = json.loads((path / "state.json").read_bytes())["extra"]
+        return found
+
     def load(
         self, path: Path, model: Qwen3VL, optimizer: AdamW, scale: LossScale
     ) -> dict[str, Any]:

@@ -29,6 +29,8 @@ class ModelTable:
     """Commit of a hub id."""
     random: str = ""
     """Instead of a path: random weights of 2B, 4B, 8B, 32B or of a folder's config.json."""
+    processor: str = ""
+    """Folder or hub id of the tokenizer, where model.random has none beside it."""
     dtype: str = ""
     """bfloat16, float16 or float32."""
     attention: str = ""

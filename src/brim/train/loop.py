@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from brim.errors import BrimError
+from brim.errors import BrimError, ConfigError
 from brim.model import flops
 from brim.model.batch import PackedBatch, RowCounts
 from brim.model.flops import Trained
@@ -39,6 +39,10 @@ class Rows(Protocol):
 
     def evaluation(self) -> Iterator[PackedBatch]:
         """The rows to evaluate on; none when there is nothing to evaluate on."""
+        ...
+
+    def identity(self) -> str:
+        """A fingerprint of the data and its order; another one cannot continue a checkpoint."""
         ...
 
 
@@ -157,13 +161,19 @@ class Trainer:
             self.say(f"resumed after step {self.done} from {newest}")
 
     def _load(self, path: Path) -> None:
+        if self.checkpoints.kept(path)["data"] != self.rows.identity():
+            raise ConfigError(
+                f"the data or its settings have changed since {path} was written",
+                hint="resume with the same sources, seed, tokens_per_row and rows_per_step, or "
+                "set train.resume = false and another output_dir",
+            )
         state = self.checkpoints.load(path, self.model, self.step.optimizer, self.step.scale)
         self.done = state["step"]
         self.lr_factor = state["lr_factor"]
 
     def _save(self) -> None:
         began = time.monotonic()
-        extra = {"lr_factor": self.lr_factor}
+        extra = {"lr_factor": self.lr_factor, "data": self.rows.identity()}
         try:
             self.checkpoints.save(
                 self.done, self.model, self.step.optimizer, self.step.scale, extra

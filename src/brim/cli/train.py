@@ -1,0 +1,145 @@
+"""``brim train``: the fast trainer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brim.errors import GOOD
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    from brim.train.loop import Progress
+    from brim.train.session import Session
+
+
+class Command:
+    """Fine-tune a Qwen3-VL as a TOML file says; continues where an earlier run stopped."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("config", type=Path, help="a TOML file, see docs/train.md")
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            dest="settings",
+            metavar="TABLE.FIELD=VALUE",
+            help="override a field; may be given several times",
+        )
+        parser.add_argument(
+            "--print-config", action="store_true", help="print every field as it will be and stop"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from brim.train import tables
+        from brim.train.config import load
+
+        config = load(args.config, args.settings)
+        if args.print_config:
+            print(tables.dump(config), end="")
+            return GOOD
+        from brim.train.session import start
+        from brim.train.signals import STOPPED
+
+        with _Screen() as screen:
+            session = start(
+                config,
+                ["brim", *sys.argv[1:]],
+                say=screen.say,
+                show=screen.show,
+                scanned=screen.scanned,
+            )
+            finished = _train(session, screen)
+        return GOOD if finished else STOPPED
+
+
+def _train(session: Session, screen: _Screen) -> bool:
+    """Run, export, close; whatever happens, the records say how it ended."""
+    trainer = session.trainer
+    code, why = 1, "failed"
+    try:
+        finished = trainer.run()
+        if finished and not session.exported.exists():
+            trainer.export(session.exported, session.folder)
+        loss = trainer.evaluate() if finished else None
+        if loss is not None:
+            screen.say(f"evaluation loss {loss:.4f}")
+        if finished:
+            screen.say(f"the trained model is in {session.exported}")
+        code, why = 0, "finished" if finished else "stopped by a signal"
+        return finished
+    finally:
+        session.rows.close()
+        trainer.records.close(code, why)
+        screen.say(f"records: {trainer.records.folder}")
+
+
+class _Screen:
+    """A progress bar with the figures that matter, and lines above it."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._scan: TaskID | None = None
+
+    def __enter__(self) -> _Screen:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=Console(stderr=True),
+        )
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._bar is not None
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        assert self._bar is not None
+        self._bar.console.print(line, markup=False, highlight=False)
+
+    def scanned(self, done: int, total: int) -> None:
+        assert self._bar is not None
+        if self._scan is None:
+            self._scan = self._bar.add_task("reading headers", figures="")
+        self._bar.update(self._scan, completed=done, total=total)
+
+    def show(self, progress: Progress) -> None:
+        assert self._bar is not None
+        if self._task is None:
+            self._task = self._bar.add_task("training", figures="")
+        self._bar.update(
+            self._task, completed=progress.step, total=progress.steps, figures=figures(progress)
+        )
+
+
+def figures(progress: Progress) -> str:
+    """``loss 1.234  12.3 k tokens/s  9.8 images/s  MFU 51.0 %  input wait 0.2 %``."""
+    from brim.units import percent
+
+    parts = [
+        f"loss {progress.loss:.4f}",
+        f"{progress.tokens_per_s:,.0f} tokens/s",
+        f"{progress.images_per_s:.1f} images/s",
+    ]
+    if progress.mfu is not None:
+        parts.append(f"MFU {percent(progress.mfu)}")
+    parts.append(f"input wait {percent(progress.input_wait)}")
+    return "  ".join(parts)

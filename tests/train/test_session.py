@@ -1,0 +1,140 @@
+"""``brim train`` from a configuration file and photographs on disk to a trained model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.data import qwen
+from tests.data.sets import write_set
+from tests.train.conftest import tiny_config
+
+from brim.cli.main import main
+from brim.model.weights import load, random_model, save
+from brim.record.run import read_run
+
+
+@pytest.fixture(scope="session")
+def model_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3-VL with random weights and the real tokenizer."""
+    tokenizer = Path(pytestconfig.cache.mkdir("qwen-tokenizer"))
+    if not (tokenizer / "tokenizer_config.json").exists():
+        qwen.build(tokenizer)
+    small = tiny_config()
+    config = replace(
+        small,
+        text=replace(small.text, vocab_size=151_660),
+        vision=replace(small.vision, positions=2304),
+    )
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save(random_model(config, dtype=torch.float32), folder)
+    for path in tokenizer.iterdir():
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, model_folder: Path) -> Path:
+    write_set(tmp_path / "photos", 12)
+    path = tmp_path / "sft.toml"
+    path.write_text(
+        f"""output_dir = "{tmp_path / "out"}"
+[model]
+path = "{model_folder}"
+[optimizer]
+learning_rate = 0.01
+[train]
+max_steps = 3
+save_steps = 2
+[data]
+sources = ["photos/train.jsonl"]
+tokens_per_row = 320
+rows_per_step = 2
+[eval]
+sources = ["photos/train.jsonl"]
+"""
+    )
+    return path
+
+
+def test_photographs_on_disk_become_a_trained_model_that_transformers_opens(
+    config: Path, model_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(config)]) == 0
+    said = capfd.readouterr().err
+    assert "attention     math: no CUDA device" in said
+    assert "evaluation loss" in said
+    out = config.parent / "out"
+    trained, before = load(out / "model"), load(model_folder)
+    assert not torch.equal(trained.embedding.weight, before.embedding.weight)
+    assert (out / "model" / "tokenizer.json").exists()
+    (records,) = (out / "records").iterdir()
+    run = read_run(records)
+    assert run.info.exit_code == 0
+    steps = run.processes[0].steps
+    assert [step.n for step in steps] == [0, 1, 2]
+    assert all(step.images > 0 and step.tokens + step.pad_tokens == 640 for step in steps)
+    losses = [step.loss for step in steps]
+    assert losses[-1] is not None and losses[0] is not None and losses[-1] < losses[0]
+
+    from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+
+    theirs = Qwen3VLForConditionalGeneration.from_pretrained(out / "model")
+    assert theirs.config.text_config.num_hidden_layers == 2
+    assert AutoTokenizer.from_pretrained(out / "model").encode("<|im_end|>") == [151645]
+
+
+def test_a_longer_run_continues_the_shorter_one_with_the_same_losses(config: Path) -> None:
+    def losses(output: str, *settings: str) -> list[float]:
+        words = [word for s in settings for word in ("--set", s)]
+        folder = config.parent / output
+        place = f"output_dir={folder}"
+        # the schedule must not depend on where a run was cut
+        constant = ("optimizer.lr_scheduler_type=constant", "optimizer.warmup_ratio=0")
+        fixed = [word for s in (place, *constant, "eval.sources=[]") for word in ("--set", s)]
+        before = set((folder / "records").glob("*"))
+        assert main(["train", str(config), *fixed, *words]) == 0
+        (records,) = set((folder / "records").glob("*")) - before
+        lines = (records / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines]
+
+    whole = losses("whole")
+    first = losses("cut", "train.max_steps=2")
+    assert first + losses("cut") == whole
+
+
+def test_print_config_shows_every_field_and_reads_nothing_else(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(config), "--print-config", "--set", "train.seed=5"]) == 0
+    shown = capsys.readouterr().out
+    assert "seed = 5" in shown and "[optimizer]" in shown and "tokens_per_row = 320" in shown
+    assert not (config.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.sources=[]", "there is nothing to train on"),
+        ("model.fp8=tensorwise", "FP8 tensor cores start with sm_89"),
+        ("model.attention=fa4", "cannot run here"),
+        ("train.max_stepz=1", "did you mean train.max_steps?"),
+    ],
+)
+def test_wrong_settings_end_with_exit_code_2_and_one_sentence(
+    setting: str, message: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(config), "--set", setting]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_random_weights_of_a_named_size_need_a_tokenizer_from_somewhere(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--set", "model.path=", "--set", "model.random=2B"]
+    assert main(["train", str(config), *settings]) == 2
+    assert "model.processor" in capsys.readouterr().err

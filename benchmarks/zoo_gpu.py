@@ -26,6 +26,9 @@ BUSY = ("--width", "4096", "--layers", "4", "--batch", "8", "--length", "1024", 
 FP32 = ("--width", "4096", "--layers", "4", "--batch", "8", "--length", "1024", "--steps", "40",
         "--fused")  # fmt: skip
 
+MEDIUM = ("--width", "1024", "--layers", "12", "--batch", "8", "--length", "512", "--steps", "250",
+          "--dtype", "bfloat16", "--fused")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Case:
@@ -38,7 +41,9 @@ class Case:
 
 
 CASES = (
-    Case("sync", "language_model.py", ("--log-every", "1", "--fused"), "host.sync", "launch"),
+    Case("sync", "language_model.py", (*MEDIUM, "--norms"), "host.sync", "sync-fixed"),
+    Case("sync-fixed", "language_model.py", MEDIUM, "any"),
+    Case("log-each", "language_model.py", ("--log-every", "1", "--fused"), "host.launch"),
     Case("launch", "language_model.py", ("--steps", "300"), "host.launch"),
     Case("launch32", "language_model.py", ("--layers", "32", "--length", "64"), "host.launch"),
     Case("flush", "language_model.py",
@@ -101,8 +106,9 @@ def main() -> int:
         metrics = row.get("metrics") or {}
         assert isinstance(metrics, dict)
         step = metrics.get("step_s", float("nan"))
-        print(f"{verdict(row):6}{row['case']:14}{step * 1e3:9.1f} ms  util {metrics.get('gpu_util')}"
-              f"  {row.get('found')}  {row.get('account')} rc {row['code']} {row['seconds']:.0f} s")  # fmt: skip
+        util = metrics.get("gpu_util", float("nan"))
+        print(f"{verdict(row):6}{row['case']:14}{step * 1e3:9.1f} ms  GPU-Util {util:.2f}")
+        print(f"      {row.get('found')}  {row.get('account')} exit {row['code']}")
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from brim.errors import GOOD, OVER_THRESHOLD, InputError, UsageError
 
@@ -23,6 +23,9 @@ class Command:
         parser.add_argument("--steps", type=_positive, default=100, help="steps to measure (100)")
         parser.add_argument(
             "--warmup", type=int, help="steps to leave out first (found by itself)", metavar="N"
+        )
+        parser.add_argument(
+            "--stop", action="store_true", help="end the job (SIGTERM) once it is measured"
         )
         parser.add_argument(
             "--json", type=Path, metavar="FILE", help="write findings.json here too"
@@ -49,17 +52,17 @@ class Command:
                 f"both a command and {args.what[0]} were given",
                 hint="diagnose one of them: brim diagnose -- COMMAND, or brim diagnose RUN_DIR",
             )
+        code = GOOD
         if args.command:
             code, diagnosis = _measure(args)
-            stream = sys.stderr
         elif args.what:
-            code, diagnosis, stream = GOOD, _load([Path(p) for p in args.what], args), sys.stdout
+            diagnosis = _load([Path(p) for p in args.what], args)
+            _show(diagnosis, args, sys.stdout)
         else:
             raise UsageError(
                 "nothing to diagnose",
                 hint="brim diagnose -- python train.py …, or a run directory, or a trace",
             )
-        _show(diagnosis, args, stream)
         if code == GOOD and args.fail_above is not None and _above(diagnosis, args.fail_above):
             return OVER_THRESHOLD
         return code
@@ -94,9 +97,12 @@ def _load(paths: list[Path], args: argparse.Namespace) -> Diagnosis:
 
 
 def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
-    """Run the command with the hooks in it; its exit code and what was seen."""
+    """Run the command with the hooks in it; its exit code and what was seen.
+
+    A job that runs on after its steps were measured has its verdict printed at once.
+    """
     from brim import __version__
-    from brim.cli.measured import host_facts, judge
+    from brim.cli.measured import Early, host_facts, judge
     from brim.observe import launch
     from brim.observe.devices import Sampler
     from brim.record import run as runs
@@ -106,10 +112,15 @@ def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
     print(f"brim: watching, records in {folder}", file=sys.stderr)
     options = launch.Options(steps=args.steps, warmup=args.warmup)
     begin = time.monotonic()
-    with Sampler(folder, period_s=0.5):
-        code = launch.run(command, launch.environment(folder, options))
+    early = Early(folder, lambda found: _show(found, args, sys.stderr), warmup=args.warmup)
+    stop = early.told if args.stop else None
+    with Sampler(folder, period_s=0.5), early:
+        code = launch.run(command, launch.environment(folder, options), stop)
     runs.finish(folder, exit_code=code, wall_s=time.monotonic() - begin)
-    return code, judge(folder, warmup=args.warmup)
+    if early.found is None:
+        early.found = judge(folder, warmup=args.warmup)
+        _show(early.found, args, sys.stderr)
+    return (GOOD if args.stop and early.told.is_set() else code), early.found
 
 
 def _folder(args: argparse.Namespace, host: dict[str, object], version: str) -> Path:
@@ -124,17 +135,20 @@ def _folder(args: argparse.Namespace, host: dict[str, object], version: str) -> 
         ) from None
 
 
-def _show(diagnosis: Diagnosis, args: argparse.Namespace, stream: object) -> None:
+def _show(diagnosis: Diagnosis, args: argparse.Namespace, stream: TextIO) -> None:
     from rich.console import Console
 
     from brim.record import findings
     from brim.report.terminal import render
 
-    if args.json is not None:
-        findings.write(args.json, diagnosis)
-    if args.html is not None:
-        from brim.report.html import write_html
-
-        write_html(diagnosis, args.html)
-    console = Console(file=stream, width=None)  # type: ignore[arg-type]
+    console = Console(file=stream)
     render(diagnosis, console, all_frameworks=args.all_frameworks)
+    try:
+        if args.json is not None:
+            findings.write(args.json, diagnosis)
+        if args.html is not None:
+            from brim.report.html import write_html
+
+            write_html(diagnosis, args.html)
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be written ({error.strerror})") from None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.errors import InputError
+from brim.errors import BrimError, InputError
 from brim.record import findings
 from brim.record.findings import Diagnosis
-from brim.record.run import Run, read_run
+from brim.record.run import Run, is_measured, read_run
 
 if TYPE_CHECKING:
     from brim.diagnose.live.account import Rank
@@ -33,6 +35,47 @@ def host_facts() -> dict[str, Any]:
         "memory": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+class Early:
+    """Prints the verdict as soon as the steps are measured, while the job runs on."""
+
+    def __init__(
+        self, folder: Path, show: Callable[[Diagnosis], None], *, warmup: int | None
+    ) -> None:
+        self.found: Diagnosis | None = None
+        self.told = threading.Event()
+        """Set when the verdict has been printed before the job's end."""
+        self._folder, self._show, self._warmup = folder, show, warmup
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="brim-early", daemon=True)
+
+    def __enter__(self) -> Early:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.5):
+            if is_measured(self._folder):
+                if self._ended.wait(1.0):
+                    return  # the job ends by itself: its exit code belongs into the verdict
+                self._tell()
+                return
+
+    def _tell(self) -> None:
+        try:
+            found = judge(self._folder, warmup=self._warmup)
+            self._show(found)
+        except BrimError as error:
+            print(f"brim: {error}", file=sys.stderr)
+            return
+        self.found = found
+        self.told.set()
+        print("brim: measured; the job runs on as if brim were not there", file=sys.stderr)
 
 
 def judge(folder: Path, *, warmup: int | None = None) -> Diagnosis:

@@ -69,20 +69,25 @@ def resolve(command: Sequence[str]) -> list[str]:
     return [program, *command[1:]]
 
 
-def run(command: Sequence[str], env: dict[str, str]) -> int:
+def run(command: Sequence[str], env: dict[str, str], stop: threading.Event | None = None) -> int:
     """Run to the end; the value is the exit code, 128 + n for a job that signal n ended.
 
     Ctrl-C reaches the job from the terminal, as it does without brim, and brim waits for it to
-    end; other signals that would end brim are passed on.
+    end; other signals that would end brim are passed on.  Setting ``stop`` ends the job with
+    SIGTERM, as a scheduler would.
     """
     child = subprocess.Popen(command, env=env)
     with _passing_signals(child):
         while True:
             try:
-                code = child.wait()
+                code = child.wait(timeout=0.2 if stop is not None else None)
                 break
             except KeyboardInterrupt:
                 continue  # the job has received it too
+            except subprocess.TimeoutExpired:
+                if stop is not None and stop.is_set():
+                    child.terminate()
+                    stop = None
     return code if code >= 0 else 128 - code
 
 

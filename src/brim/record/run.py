@@ -70,6 +70,16 @@ def save_info(folder: Path, info: RunInfo) -> None:
     write_atomic(folder / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=2))
 
 
+def is_measured(folder: Path) -> bool:
+    """Have all training processes of this host recorded what they were asked for?"""
+    marks = len(list(folder.glob(".measured.*")))
+    if not marks:
+        return False
+    headers = [p.header for p in map(read_process, folder.glob("steps.*.jsonl")) if p]
+    local = max((int(h.env.get("LOCAL_WORLD_SIZE", 1)) for h in headers), default=1)
+    return marks >= local
+
+
 def finish(folder: Path, *, exit_code: int, wall_s: float) -> None:
     """Add what only the end knows to ``run.json``; a full disk leaves it as it was."""
     path = folder / "run.json"

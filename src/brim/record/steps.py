@@ -68,6 +68,8 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     backward: float = 0.0
     backward_n: int = 0
     optimizer: float = 0.0
+    host_optimizer: float = 0.0
+    """Of it, updating tensors in host memory though the job has a device."""
     evaluation: float = 0.0
     evaluation_n: int = 0
     evaluation_input: float = 0.0

@@ -20,6 +20,7 @@ parser.add_argument("--fused", action="store_true")
 parser.add_argument("--tf32", action="store_true")
 parser.add_argument("--tidy", action="store_true", help="free what is not needed after each step")
 parser.add_argument("--objects", type=int, default=0, help="size of an index kept in memory")
+parser.add_argument("--norms", action="store_true", help="log the gradient norm of each layer")
 parser.add_argument("--vary", action="store_true", help="samples of varying length")
 args = parser.parse_args()
 
@@ -31,6 +32,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False, fused=
 index = [(i, str(i), [i]) for i in range(args.objects)]
 lengths = torch.randint(64, args.length + 1, (args.steps,)).tolist()
 total = torch.zeros((), device="cuda")
+history: list[str] = []
 for step in range(args.steps):
     length = lengths[step] if args.vary else args.length
     ids = torch.randint(8192, (args.batch, length), device="cuda")
@@ -38,6 +40,9 @@ for step in range(args.steps):
         loss = model(ids)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if args.norms:
+        norms = {n: p.grad.norm().item() for n, p in model.named_parameters()}
+        history.append(max(norms, key=norms.__getitem__))
     optimizer.step()
     optimizer.zero_grad()
     total += loss.detach()

@@ -273,11 +273,12 @@ def metrics(found: Sequence[Rank]) -> dict[str, float]:
     first = found[0].evidence
     walls = [s.wall for s in first.chosen.steps]
     wall = first.wall
-    named = {"step_s": statistics.median(walls)} if walls else {}
+    stepped = bool(walls) and first.chosen.clock != "exit"
+    named = {"step_s": statistics.median(walls)} if stepped else {}
     tokens = sum(r.evidence.total.tokens - r.evidence.total.pad_tokens for r in found)
     counted = sum(r.evidence.total.counted_batches for r in found)
     batches = sum(r.evidence.total.batches for r in found)
-    if tokens and counted:
+    if tokens and counted and batches:
         named["tokens_per_s"] = tokens / counted * batches / wall
     named["input_wait"] = first.share("input")
     share = computes.pad_share(first)
@@ -302,8 +303,8 @@ def notes(run: Run, found: Sequence[Rank]) -> list[str]:
             names = ", ".join(sorted(footer.failures))
             said.append(f"rank {rank.evidence.rank}: hooks that failed and were left out: {names}")
     steps = len(found[0].evidence.chosen.steps)
-    if steps < 10:
-        said.append(f"only {steps} steps were measured: the shares are rough")
+    if steps < 10 and found[0].evidence.chosen.clock != "exit":
+        said.append(f"{steps} step{'s' * (steps != 1)} measured: the shares are rough")
     return said
 
 

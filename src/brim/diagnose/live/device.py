@@ -26,6 +26,7 @@ from brim.diagnose.trace.diagnosis import entries
 from brim.record.findings import Diagnosis, Finding, Part, Where, Window, check
 from brim.record.run import Run
 from brim.record.steps import Step
+from brim.units import duration, percent
 
 _RARE = {
     "gc": "host.gc",
@@ -42,6 +43,9 @@ _POOL = (UNKNOWN, "host.launch")
 
 _TRACED_BETTER = ("compute", "comm", "transfer", "device")
 """Families that only a trace can judge on a device."""
+
+ROOM = 0.3
+"""Share of the device's memory that was never used, from which on offloading is not needed."""
 
 Shares = dict[tuple[Part, str], float]
 
@@ -92,6 +96,7 @@ def on_device(run: Run, found: Sequence[Rank], traced: Diagnosis) -> Diagnosis:
     clues = [c for r in found for c in r.clues] + devices.clues(run, found)
     shares = _base(traced)
     wall = sum(r.evidence.wall for r in found)
+    clues += _offload(found, shares)
     _move(shares, clues, wall)
     shares = _with_rare(shares, found)
     account = entries(shares)
@@ -118,6 +123,32 @@ def on_device(run: Run, found: Sequence[Rank], traced: Diagnosis) -> Diagnosis:
             notes=list(dict.fromkeys([*traced.notes, *notes(run, found)])),
         )
     )
+
+
+def _offload(found: Sequence[Rank], shares: Shares) -> list[Clue]:
+    """The optimizer updates host memory though the device has room: its time and the copies that
+    carry gradients and parameters to and fro are one cause."""
+    first = found[0].evidence
+    seconds, free = first.total.host_optimizer, context(found).memory_free
+    if seconds < REPORTED_FROM * first.wall or free is None or free < ROOM:
+        return []
+    copies = 0.0
+    for key in [k for k in shares if k[1] == "transfer.pageable"]:
+        copies += shares[key]
+        shares["idle", "host.offload"] += shares.pop(key)
+    steps = max(1, len(first.chosen.steps))
+    return [
+        Clue(
+            cause="host.offload",
+            seconds=seconds + copies * first.wall,
+            evidence=(
+                f"the optimizer updates host memory: {duration(seconds / steps)} of each step of "
+                f"{duration(first.step_s)}; copies to and from it take {percent(copies)} more",
+                f"{percent(free)} of the device's memory was never used",
+            ),
+            after=0.0,
+        )
+    ]
 
 
 def _base(traced: Diagnosis) -> Shares:

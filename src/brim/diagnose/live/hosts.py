@@ -13,6 +13,8 @@ from brim.diagnose.live.stacks import EVALUATE, LOG, SAVE, TRACE, function_of, s
 from brim.record.findings import Where
 from brim.units import duration, percent
 
+STARVED = 0.12
+"""Share of the time without a core, from which on the training thread is called starved."""
 PRESSURE = 0.1
 """Share of the time in which tasks waited for memory, from which on it is called short."""
 
@@ -216,20 +218,23 @@ def _every(seen: list[int], steps: int) -> str:
 def _cores(evidence: Evidence, machine: Machine) -> Clue | None:
     """The training thread itself waits for a core, outside the loader."""
     delay = evidence.total.run_delay
-    if delay is None or not evidence.chosen.steps:
+    if delay is None or evidence.wall <= 0 or delay < STARVED * evidence.wall:
         return None
-    share = delay / evidence.wall if evidence.wall else 0.0
+    threads = (evidence.process.header.threads or 1) * machine.ranks
     limited = machine.usable < machine.machine or machine.throttled > 0.05
-    if share < 0.1 or not limited:
+    crowded = threads >= 2 * machine.usable
+    if not limited and not crowded:
         return None
+    cause = "input.cpu-limit" if limited else "input.oversubscription"
     return Clue(
-        cause="input.cpu-limit",
+        cause=cause,
         seconds=delay,
         confidence="medium",
         evidence=(
             f"the training thread was runnable without a core for {duration(delay)} of "
-            f"{duration(evidence.wall)}; the job may use {machine.usable:g} of the machine's "
-            f"{machine.machine} cores and runs {evidence.process.header.threads or '?'} threads",
+            f"{duration(evidence.wall)}",
+            f"the training processes run {threads} compute threads; they may use "
+            f"{machine.usable:g} of the machine's {machine.machine} cores",
         ),
     )
 

@@ -7,7 +7,7 @@ Nothing is guessed: what no rule knows is :data:`PYTHON`, which ends as ``unknow
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
@@ -149,7 +149,7 @@ def _own(frame: Frame) -> bool:
     return frame.line > 0 and not re.search(r"/(site|dist)-packages/|/lib/python3", frame.file)
 
 
-_ORDER = (
+_ORDER: Final[tuple[tuple[str, Callable[[Frame], bool]], ...]] = (
     (COMM, lambda f: bool(_COLLECTIVES.search(f.file))),
     (TRACE, lambda f: bool(_TRACERS.search(f.file))),
     (SAVE, lambda f: bool(_SAVERS.search(f.file) or _SAVE_NAMES.search(f.function))),
@@ -181,5 +181,8 @@ def function_of(stack: Stack) -> str:
 
 def short(path: str) -> str:
     """``/x/site-packages/PIL/Image.py`` → ``PIL/Image.py``; otherwise the last two parts."""
-    inside = re.split(r"/(?:site|dist)-packages/|/lib/python3\.\d+/", path)
-    return inside[-1] if len(inside) > 1 else "/".join(path.rsplit("/", 2)[-2:])
+    for mark in (r"/(?:site|dist)-packages/", r"/lib/python3\.\d+/"):
+        inside = re.split(mark, path)
+        if len(inside) > 1:
+            return inside[-1]
+    return "/".join(path.rsplit("/", 2)[-2:])

@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _start():
+def _start() -> None:
     if not os.environ.get("BRIM_RUN_DIR"):
         return
     try:
@@ -20,7 +20,7 @@ def _start():
             sys.stderr.write("brim: hooks are off: %r\n" % (error,))
 
 
-def _run_the_users_own():
+def _run_the_users_own() -> None:
     """Only one sitecustomize is imported per process; hand over to the one we hide."""
     import importlib.util
     from importlib.machinery import PathFinder

@@ -12,7 +12,7 @@ INVERTED = ("padding_mask", "pad_mask", "key_padding_mask", "src_key_padding_mas
 SHORTEST = 8  # a row shorter than this is no sequence
 
 
-def received(rec, batch):
+def received(rec: Recorder, batch: Any) -> None:
     """Add the tokens of a batch to the running step."""
     if rec.sums.get("own", 0) > 0.05 or getattr(rec, "batches_seen", 0) >= MOST:
         return
@@ -25,7 +25,7 @@ def received(rec, batch):
         rec.sums["longest"] = max(rec.sums.get("longest", 0), found[2])
 
 
-def count(batch):
+def count(batch: Any) -> Optional[Tuple[int, int, int]]:
     """(tokens, padding tokens, row length) of a batch, or None when it holds no token rows."""
     torch = sys.modules.get("torch")
     named = list(_tensors(torch, batch))
@@ -42,7 +42,7 @@ def count(batch):
     return None
 
 
-def _tensors(torch, data, name="", depth=0):
+def _tensors(torch: Any, data: Any, name: str = "", depth: int = 0) -> Iterator[Tuple[str, Any]]:
     if isinstance(data, torch.Tensor):
         if data.device.type == "cpu" and data.layout == torch.strided:
             yield name, data
@@ -58,12 +58,12 @@ def _tensors(torch, data, name="", depth=0):
                 yield from _tensors(torch, value, key, depth + 1)
 
 
-def _is_rows(torch, t):
+def _is_rows(torch: Any, t: Any) -> bool:
     kinds = (torch.int64, torch.int32, torch.bool, torch.uint8)
     return t.dim() == 2 and t.shape[1] >= SHORTEST and t.shape[0] > 0 and t.dtype in kinds
 
 
-def _padding(torch, rows, others):
+def _padding(torch: Any, rows: Any, others: List[Any]) -> int:
     """Padding by a tensor of lengths beside the rows, else by equal values at the rows' ends."""
     for t in others:
         if t.dim() == 1 and t.shape[0] == rows.shape[0] and t.dtype in (torch.int64, torch.int32):
@@ -73,7 +73,7 @@ def _padding(torch, rows, others):
     return max(_run_at_end(torch, rows), _run_at_end(torch, rows.flip(1)))
 
 
-def _run_at_end(torch, rows):
+def _run_at_end(torch: Any, rows: Any) -> int:
     """Tokens in runs of one value at the rows' ends, if the runs look like padding: the same
     value in every row that has a run, and at least one row without one."""
     same = (rows == rows[:, -1:]).flip(1).to(torch.int64).cumprod(1).sum(1)

@@ -10,16 +10,16 @@ class PostImport:
     so ``inspect``, ``importlib.resources`` and pickling see what they always saw.
     """
 
-    def __init__(self, callbacks):
+    def __init__(self, callbacks: Dict[str, Callable[[Any], None]]) -> None:
         self.callbacks = dict(callbacks)
 
-    def install(self):
+    def install(self) -> None:
         for name in list(self.callbacks):
             if name in sys.modules:
                 self._call(name, sys.modules[name])
         sys.meta_path.insert(0, self)
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.callbacks:
             return None
         for finder in sys.meta_path:
@@ -31,12 +31,12 @@ class PostImport:
                 return spec
         return None
 
-    def _wrap(self, name, spec):
+    def _wrap(self, name: str, spec: Any) -> None:
         execute = getattr(spec.loader, "exec_module", None)
         if execute is None:
             return
 
-        def exec_module(module):
+        def exec_module(module: Any) -> None:
             execute(module)
             self._call(name, module)
 
@@ -45,7 +45,7 @@ class PostImport:
         except AttributeError:
             pass  # a loader with slots: this module stays unpatched
 
-    def _call(self, name, module):
+    def _call(self, name: str, module: Any) -> None:
         callback = self.callbacks.pop(name, None)
         if callback is not None:
             try:
@@ -56,7 +56,7 @@ class PostImport:
                 recorder.failed(name, error)
 
 
-def start():
+def start() -> None:
     """Arm the hooks in this process; cheap when torch is never imported."""
     from _brim_hooks import interpreter, loader, recorder, training, transfers, worker
 

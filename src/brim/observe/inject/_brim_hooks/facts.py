@@ -17,14 +17,15 @@ _ALLOWED = re.compile(
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 _PACKAGES = (
-    "torch", "transformers", "transformers.trainer", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "swift",
+    "torch", "transformers", "transformers.trainer", "accelerate", "deepspeed",
+    "lightning", "pytorch_lightning", "swift",
     "llamafactory", "trl", "unsloth", "axolotl", "liger_kernel", "flash_attn", "xformers", "peft",
     "bitsandbytes", "torchao", "triton", "datasets", "torchvision", "cv2", "PIL", "numpy", "wandb",
     "tensorboard", "mlflow", "torch_tensorrt", "transformer_engine", "webdataset", "spdl", "brim",
 )  # fmt: skip
 
 
-def header():
+def header() -> Dict[str, Any]:
     """The first line of a process's step file."""
     return {
         "kind": "header",
@@ -45,7 +46,7 @@ def header():
     }
 
 
-def footer(why, failures):
+def footer(why: str, failures: Dict[str, str]) -> Dict[str, Any]:
     """The last line: what only the end knows."""
     import gc
 
@@ -65,7 +66,7 @@ def footer(why, failures):
     }
 
 
-def environment(variables):
+def environment(variables: Mapping[str, str]) -> Dict[str, str]:
     return {
         name: value[:200]
         for name, value in sorted(variables.items())
@@ -73,7 +74,7 @@ def environment(variables):
     }
 
 
-def versions():
+def versions() -> Dict[str, str]:
     found = {}
     for name in _PACKAGES:
         module = sys.modules.get(name)
@@ -83,7 +84,7 @@ def versions():
     return found
 
 
-def device():
+def device() -> Optional[Dict[str, Any]]:
     """The CUDA device that this process uses, if it uses one; never opens a context."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
@@ -104,7 +105,7 @@ def device():
     }
 
 
-def memory():
+def memory() -> Optional[Dict[str, Any]]:
     """Peak and limit of the device's memory, and the allocator's counters."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -123,13 +124,13 @@ def memory():
     return found
 
 
-def _torch_threads():
+def _torch_threads() -> Optional[int]:
     torch = sys.modules.get("torch")
     get = getattr(torch, "get_num_threads", None)
     return get() if get is not None else None
 
 
-def _compile_counters():
+def _compile_counters() -> Dict[str, Any]:
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None)
     if counters is None:
@@ -141,6 +142,6 @@ def _compile_counters():
     }
 
 
-def _number(name, default):
+def _number(name: str, default: int) -> int:
     value = os.environ.get(name, "")
     return int(value) if value.isdigit() else default

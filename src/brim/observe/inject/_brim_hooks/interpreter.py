@@ -12,12 +12,12 @@ now = _r.now
 class _Collections:
     """Automatic collections go to ``gc``, those that the loop asks for to ``collect``."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.started = None
         self.asked = False
         self.outer = ""
 
-    def called(self, phase, info):
+    def called(self, phase: str, info: Dict[str, Any]) -> None:
         rec = _r.current
         if rec is None or not rec.mine():
             return
@@ -32,9 +32,9 @@ class _Collections:
             rec.add("gc_generation_2", int(info.get("generation") == 2))
             self.started = None
 
-    def wrap(self, original):
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def collect(*args, **kwargs):
+        def collect(*args: Any, **kwargs: Any) -> Any:
             rec = _r.current
             if rec is None or not rec.mine():
                 return original(*args, **kwargs)
@@ -48,14 +48,14 @@ class _Collections:
         return collect
 
 
-def arm():
+def arm() -> None:
     collections = _Collections()
     gc.callbacks.append(_r.guarded(collections.called))
     gc.collect = collections.wrap(gc.collect)
 
 
 @_r.guarded
-def note_caller(rec, what):
+def note_caller(rec: Recorder, what: str) -> None:
     """Remember which of the user's lines asked for it."""
     frame = sys._getframe(1)
     while frame is not None and "_brim_hooks" in frame.f_code.co_filename:
@@ -66,7 +66,7 @@ def note_caller(rec, what):
         entry[0] += 1
 
 
-def debug_modes():
+def debug_modes() -> List[str]:
     """What is switched on that slows every step, as seen from the training thread."""
     torch = sys.modules.get("torch")
     found = []
@@ -85,7 +85,7 @@ def debug_modes():
     return found
 
 
-def _name(function):
+def _name(function: Any) -> str:
     code = getattr(function, "__code__", None)
     where = "%s:%d" % (code.co_filename, code.co_firstlineno) if code is not None else ""
     return "%s %s" % (getattr(function, "__qualname__", type(function).__name__), where)
@@ -98,7 +98,7 @@ class DebugOff:
     put back as it was.
     """
 
-    def __enter__(self):
+    def __enter__(self) -> "DebugOff":
         torch = sys.modules["torch"]
         self.trace, self.profile = sys.gettrace(), sys.getprofile()
         self.anomaly = torch.is_anomaly_enabled()
@@ -109,7 +109,7 @@ class DebugOff:
         sys.setprofile(None)
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: Any) -> None:
         torch = sys.modules["torch"]
         if self.anomaly:
             torch.autograd.set_detect_anomaly(True, check_nan=self.check)

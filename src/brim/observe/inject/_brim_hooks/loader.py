@@ -11,7 +11,7 @@ now = _r.now
 _inside = threading.local()
 
 
-def _outermost():
+def _outermost() -> Optional[Recorder]:
     """The recorder, when this thread trains and is not already inside a loader."""
     if _r.off or getattr(_inside, "loader", False) or os.getpid() in _worker_pids:
         return None
@@ -22,7 +22,7 @@ def _outermost():
 _worker_pids = set()  # filled in a loader worker by itself: its loaders are not the loop's
 
 
-def patch(module):
+def patch(module: Any) -> None:
     base = module._BaseDataLoaderIter
     base.__next__ = _wrap_next(base.__next__, module)
     module.DataLoader.__iter__ = _wrap_iter(module.DataLoader.__iter__)
@@ -31,11 +31,11 @@ def patch(module):
     _patch_unpickling()
 
 
-def _wrap_next(original, module):
+def _wrap_next(original: Callable[[Any], Any], module: Any) -> Callable[[Any], Any]:
     single = module._SingleProcessDataLoaderIter
 
     @functools.wraps(original)
-    def __next__(self):
+    def __next__(self: Any) -> Any:
         rec = _outermost()
         if rec is None:
             return original(self)
@@ -56,7 +56,7 @@ def _wrap_next(original, module):
     return __next__
 
 
-def _ready(iterator):
+def _ready(iterator: Any) -> Optional[int]:
     """Batches that lie ready before the loop asks; None where that is not known."""
     try:
         tasks = iterator._task_info
@@ -66,7 +66,9 @@ def _ready(iterator):
 
 
 @_r.guarded
-def _account(rec, iterator, wall, cpu, in_this_process):
+def _account(
+    rec: Recorder, iterator: Any, wall: float, cpu: float, in_this_process: bool
+) -> None:
     if rec.evaluating is not None and rec.evaluating == rec.backwards:
         rec.add("evaluation_input", wall)
         return
@@ -80,8 +82,9 @@ def _account(rec, iterator, wall, cpu, in_this_process):
 
 
 @_r.guarded
-def _received(rec, ready, batch):
+def _received(rec: Recorder, ready: Optional[int], batch: Any) -> None:
     rec.add("batches", 1)
+    rec.loaded = True
     if ready is not None:
         rec.add("ready", ready)
     t = now()
@@ -92,9 +95,9 @@ def _received(rec, ready, batch):
         window.after_step(rec)
 
 
-def _wrap_iter(original):
+def _wrap_iter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
-    def __iter__(self):
+    def __iter__(self: Any) -> Any:
         rec = _outermost()
         if rec is None:
             return original(self)
@@ -113,7 +116,7 @@ def _wrap_iter(original):
 
 
 @_r.guarded
-def _iterated(rec, wall, started, iterator):
+def _iterated(rec: Recorder, wall: float, started: Set[int], iterator: Any) -> None:
     if rec.evaluating is not None and rec.evaluating == rec.backwards:
         rec.add("evaluation_input", wall)
         return
@@ -126,13 +129,13 @@ def _iterated(rec, wall, started, iterator):
         iterator._brim_seen = False  # a persistent iterator begins a new epoch
 
 
-def _pids(iterator):
+def _pids(iterator: Any) -> Set[int]:
     return {w.pid for w in getattr(iterator, "_workers", ())}
 
 
-def _wrap_shutdown(original):
+def _wrap_shutdown(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
-    def _shutdown_workers(self):
+    def _shutdown_workers(self: Any) -> Any:
         rec, t = _r.current, now()
         try:
             return original(self)
@@ -143,13 +146,13 @@ def _wrap_shutdown(original):
     return _shutdown_workers
 
 
-def _patch_unpickling():
+def _patch_unpickling() -> None:
     """Seconds and bytes of batches rebuilt in this process, on whichever thread."""
     from multiprocessing.reduction import ForkingPickler
 
     original = ForkingPickler.loads
 
-    def loads(data, *args, **kwargs):
+    def loads(data: Any, *args: Any, **kwargs: Any) -> Any:
         rec = _r.current
         if rec is None:
             return original(data, *args, **kwargs)

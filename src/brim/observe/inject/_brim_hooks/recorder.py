@@ -21,7 +21,7 @@ current = None  # the Recorder of this process, once it trains
 _failures = {}
 
 
-def arm():
+def arm() -> None:
     """Read the options; a forked child starts with a clean slate."""
     global options
     options = json.loads(os.environ.get("BRIM_OPTIONS", "{}"))
@@ -30,22 +30,22 @@ def arm():
         os.register_at_fork(after_in_child=_after_fork)
 
 
-def _after_fork():
+def _after_fork() -> None:
     global current
     current = None
 
 
-def failed(where, error):
+def failed(where: str, error: Any) -> None:
     """A hook raised: remember it, say it once in the records, carry on without that hook."""
     _failures.setdefault(where, repr(error))
     if os.environ.get("BRIM_DEBUG"):
         sys.stderr.write("brim: %s: %r\n" % (where, error))
 
 
-def guarded(hook):
+def guarded(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook's error must never reach the user's program."""
 
-    def call(*args):
+    def call(*args: Any) -> None:
         if not off:
             try:
                 return hook(*args)
@@ -56,7 +56,7 @@ def guarded(hook):
     return call
 
 
-def rank():
+def rank() -> int:
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         value = os.environ.get(name, "")
         if value.isdigit():
@@ -67,12 +67,12 @@ def rank():
 class Appender:
     """Appends JSON lines to one file, at most MAX_BYTES, and never raises."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.path = os.path.join(options["run_dir"], name)
         self.fd = None
         self.written = 0
 
-    def line(self, record):
+    def line(self, record: Dict[str, Any]) -> None:
         global off
         if off:
             return
@@ -85,7 +85,7 @@ class Appender:
         except OSError:
             off = True
 
-    def close(self):
+    def close(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
@@ -97,7 +97,7 @@ class Recorder:
     ``sums`` maps the field names of ``brim.record.steps.Step`` to seconds, counts or bytes.
     """
 
-    def __init__(self, thread=None):
+    def __init__(self, thread: Optional[int] = None) -> None:
         from _brim_hooks import facts, sampler
 
         self.train_on(threading.get_ident() if thread is None else thread)
@@ -108,6 +108,7 @@ class Recorder:
         self.clocks = {}  # what ticks -> how often it has
         self.phase = ""
         self.backwards = 0
+        self.loaded = False  # a torch DataLoader feeds this process
         self.evaluating = None  # the number of backward passes when the model was set to eval()
         stem = "rank%d" % rank()
         self.file = Appender("steps.%s.%d.jsonl" % (stem, os.getpid()))
@@ -115,21 +116,25 @@ class Recorder:
         self.sampler = sampler.Sampler(self, Appender("stacks.%s.%d.jsonl" % (stem, os.getpid())))
         self.sampler.start()
 
-    def add(self, name, value):
+    def add(self, name: str, value: float) -> None:
         self.sums[name] = self.sums.get(name, 0) + value
 
-    def train_on(self, thread):
+    def train_on(self, thread: int) -> None:
         """The thread that trains; its clocks are read from wherever a tick comes."""
         self.thread = thread
         self.native = _native_id(thread)
         self.last_cpu = thread_cpu(thread)
         self.last_delay = run_delay(self.native)
 
-    def mine(self):
+    def wants_batches(self):
+        """No loader has shown a batch, and training is on its way."""
+        return self.n >= 3 and "loader" not in self.clocks and not self.loaded
+
+    def mine(self) -> bool:
         """Is this the training thread?  Other threads' time is not the device's."""
         return threading.get_ident() == self.thread
 
-    def tick(self, clock):
+    def tick(self, clock: str) -> None:
         """The end of a step by ``clock`` (``opt<k>``, ``loader`` or ``exit``)."""
         t = now()
         cpu, delay = thread_cpu(self.thread), run_delay(self.native)
@@ -154,14 +159,14 @@ class Recorder:
         self.n += 1
         self.last, self.last_cpu, self.last_delay = t, cpu, delay
 
-    def restart(self):
+    def restart(self) -> None:
         """Leave out the time since the last tick: it was brim's own."""
         self.last = now()
         self.last_cpu, self.last_delay = thread_cpu(self.thread), run_delay(self.native)
         self.sums, self.lines = {}, {}
         self.sampler.take()
 
-    def finish(self, why):
+    def finish(self, why: str) -> None:
         """The measurement is over: write what is open, stop all cost."""
         global off, current
         from _brim_hooks import facts
@@ -175,11 +180,42 @@ class Recorder:
         current = None
 
 
-def _mark(pid):
+PATIENCE = 20.0  # seconds after torch is there, without any sign of training
+
+
+def watch_anyway():
+    """After a while without a step, a loader or a backward, the whole process is measured."""
+    if _is_launcher():
+        return
+    timer = threading.Timer(PATIENCE, _watch_anyway)
+    timer.daemon = True
+    timer.start()
+
+
+def _watch_anyway():
+    from _brim_hooks import worker
+
+    if current is None and worker.current is None and not off:
+        try:
+            recorder(threading.main_thread().ident)
+        except Exception as error:
+            failed("whole process", error)
+
+
+def _is_launcher():
+    """torchrun and its like start the processes that train, and wait."""
+    program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+    modules = ("torch/distributed/run.py", "accelerate/commands/launch.py")
+    return program in ("torchrun", "accelerate", "deepspeed", "swift", "llamafactory-cli") or any(
+        os.path.abspath(sys.argv[0]).endswith(m) for m in modules if getattr(sys, "argv", None)
+    )
+
+
+def _mark(pid: int) -> str:
     return os.path.join(options["run_dir"], ".measured.%d" % pid)
 
 
-def _leave_mark():
+def _leave_mark() -> None:
     """Loader workers outlive the measurement; this file tells them that it is over."""
     try:
         os.close(os.open(_mark(os.getpid()), os.O_WRONLY | os.O_CREAT, 0o600))
@@ -187,23 +223,23 @@ def _leave_mark():
         failed("mark", error)
 
 
-def parent_is_measured():
+def parent_is_measured() -> bool:
     """In a loader worker: has the training process finished measuring?"""
     return os.path.exists(_mark(os.getppid()))
 
 
-def recorder():
+def recorder(thread=None):
     """This process's recorder; made at the first sign of training."""
     global current
     if current is None and not off:
         import atexit
 
-        current = Recorder()
+        current = Recorder(thread)
         atexit.register(_at_exit, os.getpid())
     return current
 
 
-def _at_exit(pid):
+def _at_exit(pid: int) -> None:
     if current is not None and os.getpid() == pid:
         try:
             current.finish("the process ended")
@@ -211,7 +247,7 @@ def _at_exit(pid):
             failed("exit", error)
 
 
-def thread_cpu(ident):
+def thread_cpu(ident: int) -> float:
     """CPU seconds of a Python thread of this process so far."""
     try:
         return time.clock_gettime(time.pthread_getcpuclockid(ident))
@@ -219,14 +255,14 @@ def thread_cpu(ident):
         return time.thread_time()
 
 
-def _native_id(ident):
+def _native_id(ident: int) -> Optional[int]:
     for thread in threading.enumerate():
         if thread.ident == ident:
             return thread.native_id
     return None
 
 
-def run_delay(native="self"):
+def run_delay(native: Union[int, str, None] = "self") -> Optional[float]:
     """Seconds that a thread was runnable without a core, or None where Linux does not say."""
     path = "/proc/thread-self/schedstat" if native == "self" else "/proc/self/task/%s/schedstat"
     try:

@@ -12,18 +12,20 @@ import sys
 import threading
 import time
 
+from _brim_hooks import batches
 from _brim_hooks import recorder as _recorder
 
 PERIOD = 0.025
 MAX_DEPTH = 64
 MAX_STACKS = 4000
+LOOKS = 40  # calls of the model that are looked at, where no loader shows the batches
 SWITCH = 0.003  # waiting longer than this for the interpreter lock means somebody holds it
 
 _SKIP = os.path.dirname(os.path.abspath(__file__))
 
 
 class Sampler:
-    def __init__(self, owner, appender):
+    def __init__(self, owner: Any, appender: Any) -> None:
         self.owner = owner
         self.appender = appender
         self.ids = {}
@@ -33,17 +35,19 @@ class Sampler:
         self.thread = threading.Thread(target=self._run, name="brim-sampler", daemon=True)
         self.clocks = {}
         self.cpu = {}
+        self.looked = 0
+        self.looked_at = -1
 
-    def start(self):
+    def start(self) -> None:
         self.thread.start()
 
-    def stop(self):
+    def stop(self) -> None:
         """End the thread; at exit no thread of brim's may be left for Python to tear down."""
         self.stopping.set()
         if threading.current_thread() is not self.thread:
             self.thread.join(1.0)
 
-    def take(self):
+    def take(self) -> Dict[str, List[float]]:
         """Samples since the last call: {stack: [n, wall, cpu, lock wait]} in seconds."""
         with self.lock:
             counts, self.counts = self.counts, {}
@@ -51,7 +55,7 @@ class Sampler:
             key: [c[0], round(c[1], 6), round(c[2], 6), round(c[3], 6)] for key, c in counts.items()
         }
 
-    def _run(self):
+    def _run(self) -> None:
         last = time.perf_counter()
         while not _recorder.off:
             pause = PERIOD * random.uniform(0.6, 1.4)  # never in step with the job's own rhythm
@@ -66,7 +70,7 @@ class Sampler:
                 return
             last = t
 
-    def _thread_cpu(self, ident):
+    def _thread_cpu(self, ident: int) -> float:
         """CPU seconds of a Python thread since it was last asked for."""
         try:
             clock = self.clocks.get(ident)
@@ -79,13 +83,15 @@ class Sampler:
         self.cpu[ident] = value
         return delta
 
-    def _sample(self, wall, late):
+    def _sample(self, wall: float, late: float) -> None:
         owner = self.owner
         frame = sys._current_frames().get(owner.thread)
         if frame is None:
             return
         cpu = min(self._thread_cpu(owner.thread), wall)
         key = self._key(owner.phase, frame)
+        if self.looked < LOOKS and getattr(owner, "wants_batches", lambda: False)():
+            self._look_at_call(owner, frame)
         waited = 0.0
         if late > SWITCH and cpu < 0.5 * wall:
             waited = self._held_by_another(wall, cpu)
@@ -98,16 +104,29 @@ class Sampler:
             c[2] += cpu
             c[3] += waited
 
-    def _others(self):
+    def _look_at_call(self, owner, frame):
+        """Without a loader, the batch is what the outermost module is called with."""
+        outermost = None
+        while frame is not None:
+            if frame.f_code.co_name == "_call_impl":
+                outermost = frame
+            frame = frame.f_back
+        if outermost is None or owner.n == self.looked_at:
+            return
+        self.looked, self.looked_at = self.looked + 1, owner.n
+        values = outermost.f_locals
+        batches.received(owner, [values.get("args"), values.get("kwargs")])
+
+    def _others(self) -> List[int]:
         me = threading.get_ident()
         return [i for i in sys._current_frames() if i not in (me, self.owner.thread)]
 
-    def _forget_others(self):
+    def _forget_others(self) -> None:
         """Keep the clocks of other threads fresh, so that a delta is one sample's."""
         for ident in self._others():
             self._thread_cpu(ident)
 
-    def _held_by_another(self, wall, cpu):
+    def _held_by_another(self, wall: float, cpu: float) -> float:
         """Seconds of this sample in which another Python thread ran and the training thread
         could not; its stack is stored like any other, under the phase ``thief``."""
         busiest, most = None, 0.0
@@ -126,7 +145,7 @@ class Sampler:
                 c[1] += min(most, wall)
         return max(0.0, wall - cpu)
 
-    def _key(self, phase, frame):
+    def _key(self, phase: str, frame: Optional[FrameType]) -> str:
         """The number of a stack; a new one is written out, leaf first."""
         stack = []
         while frame is not None and len(stack) < MAX_DEPTH:
@@ -143,7 +162,7 @@ class Sampler:
         return key
 
     @staticmethod
-    def _frames(stack):
+    def _frames(stack: Iterable[Tuple[CodeType, int]]) -> List[List[Any]]:
         """[[file, function, line, text], …], leaf first; text only where a line is known."""
         frames = []
         for code, line in stack:
@@ -159,14 +178,15 @@ class Sampler:
 _user = {}
 
 
-def _is_user(code):
+def _is_user(code: CodeType) -> bool:
     """Lines matter in the user's own files; in libraries the function is enough."""
     answer = _user.get(code)
     if answer is None:
         name = code.co_filename
         answer = not (
-            "site-packages" in name or "dist-packages" in name or name.startswith(sys.base_prefix)
-            or name.startswith("<") or name.startswith(_SKIP)
-        )  # fmt: skip
+            "site-packages" in name
+            or "dist-packages" in name
+            or name.startswith((sys.base_prefix, "<", _SKIP))
+        )
         _user[code] = answer
     return answer

@@ -12,18 +12,20 @@ now = _r.now
 _data_parallel = weakref.WeakSet()
 
 
-def timed(name, phase, *, starts=False):
+def timed(
+    name: str, phase: str, *, starts: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Wrap a function: its seconds on the training thread go to the sum ``name``.
 
     ``starts``: a call is a sign of training, and makes the recorder.  Nested calls of functions
     with the same name count once.
     """
 
-    def wrap(original):
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         depth = threading.local()
 
         @functools.wraps(original)
-        def call(*args, **kwargs):
+        def call(*args: Any, **kwargs: Any) -> Any:
             if _r.off or getattr(depth, "inside", False) or _compiling():
                 return original(*args, **kwargs)
             rec = _r.recorder() if starts else _r.current
@@ -43,7 +45,7 @@ def timed(name, phase, *, starts=False):
     return wrap
 
 
-def _compiling():
+def _compiling() -> bool:
     """True while torch.compile traces the caller: then the original must be all that it sees."""
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     return compiler is not None and compiler.is_compiling()
@@ -52,11 +54,11 @@ def _compiling():
 class _Optimizers:
     """Which optimizer is stepping; wrappers of optimizers nest, and only the outermost counts."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.names = {}
         self.open = []
 
-    def before(self, optimizer, args, kwargs):
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
         rec = _r.recorder()
         if rec is None:
@@ -67,7 +69,7 @@ class _Optimizers:
         if len(self.open) == 1:
             self.started, self.outer, rec.phase = now(), rec.phase, "optimizer"
 
-    def after(self, optimizer, args, kwargs):
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
         rec = _r.current
         if rec is None or id(optimizer) not in self.open:
@@ -77,6 +79,8 @@ class _Optimizers:
             return
         rec.phase = self.outer
         rec.add("optimizer", now() - self.started)
+        if _updates_on_host(optimizer):
+            rec.add("host_optimizer", now() - self.started)
         if rec.thread != threading.get_ident():
             rec.train_on(threading.get_ident())
         name = self.names.setdefault(id(optimizer), "opt%d" % len(self.names))
@@ -84,17 +88,27 @@ class _Optimizers:
         window.after_step(rec)
 
 
-def patch_optimizer(module):
+def _updates_on_host(optimizer):
+    """A CUDA job whose optimizer updates tensors in host memory: its states are offloaded."""
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return False
+    first = next((p for g in optimizer.param_groups for p in g["params"]), None)
+    return first is not None and first.device.type == "cpu"
+
+
+def patch_optimizer(module: Any) -> None:
     steps = _Optimizers()
     module.register_optimizer_step_pre_hook(_r.guarded(steps.before))
     module.register_optimizer_step_post_hook(_r.guarded(steps.after))
+    _r.watch_anyway()
 
 
-def patch_backward(module):
+def patch_backward(module: Any) -> None:
     inner = timed("backward", "backward", starts=True)(module.backward)
 
     @functools.wraps(module.backward)
-    def backward(*args, **kwargs):
+    def backward(*args: Any, **kwargs: Any) -> Any:
         try:
             return inner(*args, **kwargs)
         finally:
@@ -104,7 +118,7 @@ def patch_backward(module):
 
 
 @_r.guarded
-def _after_backward():
+def _after_backward() -> None:
     rec = _r.current
     if rec is None or not rec.mine():
         return
@@ -121,11 +135,11 @@ def _after_backward():
 class _Evaluation:
     """Time between ``model.eval()`` and ``model.train()`` without a backward in between."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.since = {}
         self.inside = False
 
-    def switched(self, module, mode):
+    def switched(self, module: Any, mode: bool) -> None:
         rec = _r.current
         if rec is None or not rec.mine():
             return
@@ -140,12 +154,12 @@ class _Evaluation:
             rec.add("evaluation_n", 1)
 
 
-def patch_module(module):
+def patch_module(module: Any) -> None:
     original, state = module.Module.train, _Evaluation()
     switched = _r.guarded(state.switched)
 
     @functools.wraps(original)
-    def train(self, mode=True):
+    def train(self: Any, mode: bool = True) -> Any:
         if _r.current is None or state.inside:
             return original(self, mode)
         state.inside = True  # children are switched through the same method
@@ -158,31 +172,31 @@ def patch_module(module):
     module.Module.train = train
 
 
-def patch_save(module):
+def patch_save(module: Any) -> None:
     module.save = timed("save", "save")(module.save)
 
 
-def patch_safetensors(module):
+def patch_safetensors(module: Any) -> None:
     for name in ("save_file", "save_model"):
         if hasattr(module, name):
             setattr(module, name, timed("save", "save")(getattr(module, name)))
 
 
-def patch_cuda_memory(module):
+def patch_cuda_memory(module: Any) -> None:
     module.empty_cache = timed("flush", "flush")(module.empty_cache)
 
 
-def patch_dynamo(module):
+def patch_dynamo(module: Any) -> None:
     """Compilation as dynamo itself brackets it; Triton's autotuning and lazy backward included."""
     state = {}
 
-    def start(args):
+    def start(args: Any) -> None:
         del args
         rec = _r.current
         if rec is not None and rec.mine():
             state["t"], state["outer"], rec.phase = now(), rec.phase, "compile"
 
-    def end(args):
+    def end(args: Any) -> None:
         del args
         rec, t = _r.current, state.pop("t", None)
         if rec is not None and t is not None:
@@ -202,25 +216,25 @@ _COLLECTIVES = (
 )  # fmt: skip
 
 
-def patch_collectives(module):
+def patch_collectives(module: Any) -> None:
     for name in _COLLECTIVES:
         if hasattr(module, name):
             setattr(module, name, timed("comm", "comm")(getattr(module, name)))
 
 
-def patch_ddp(module):
+def patch_ddp(module: Any) -> None:
     """Remember DistributedDataParallel instances: their reducers are not seen from Python."""
     original = module.DistributedDataParallel.__init__
 
     @functools.wraps(original)
-    def init(self, *args, **kwargs):
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         _data_parallel.add(self)
 
     module.DistributedDataParallel.__init__ = init
 
 
-def data_parallel():
+def data_parallel() -> List[Dict[str, Any]]:
     """[{buckets, bucket bytes, parameters, bytes}] of the job's DDP modules."""
     found = []
     for module in list(_data_parallel):

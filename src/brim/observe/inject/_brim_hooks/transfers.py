@@ -14,13 +14,13 @@ _originals = {}
 _tensor = None
 
 
-def patch_tensor(module):
+def patch_tensor(module: Any) -> None:
     """Remember the class; :func:`arm` patches it once a device is in use."""
     global _tensor
     _tensor = module.Tensor
 
 
-def arm():
+def arm() -> None:
     torch = sys.modules.get("torch")
     if _originals or _tensor is None or torch is None or not torch.cuda.is_initialized():
         return
@@ -30,7 +30,7 @@ def arm():
         setattr(_tensor, name, _wrap(getattr(_tensor, name), torch))
 
 
-def disarm():
+def disarm() -> None:
     while _originals:
         name, own = _originals.popitem()
         if own is None:
@@ -39,9 +39,9 @@ def disarm():
             setattr(_tensor, name, own)
 
 
-def _wrap(original, torch):
+def _wrap(original: Callable[..., Any], torch: Any) -> Callable[..., Any]:
     @functools.wraps(original)
-    def read(self, *args, **kwargs):
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         rec = _r.current
         if rec is None or not self.is_cuda or torch.compiler.is_compiling() or not rec.mine():
             return original(self, *args, **kwargs)
@@ -55,7 +55,7 @@ def _wrap(original, torch):
 
 
 @_r.guarded
-def _note(rec, seconds):
+def _note(rec: Recorder, seconds: float) -> None:
     frame = sys._getframe(2)
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -68,5 +68,5 @@ def _note(rec, seconds):
     rec.add("reads_s", seconds)
 
 
-def _is_library(name):
+def _is_library(name: str) -> bool:
     return "/torch/" in name or "_brim_hooks" in name

@@ -16,7 +16,7 @@ EXTRA = 10  # recorded on top of what was asked for: the first steps are no stea
 class _Plan:
     """One per process: which steps are what."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.first = now()
         self.profiler = None
         self.profile_done = False
@@ -25,14 +25,14 @@ class _Plan:
         self.debug = []
 
 
-def after_step(rec):
+def after_step(rec: Recorder) -> None:
     try:
         _after_step(rec)
     except Exception as error:
         _r.failed("window", error)
 
 
-def _after_step(rec):
+def _after_step(rec: Recorder) -> None:
     plan = getattr(rec, "plan", None)
     if plan is None:
         plan = rec.plan = _Plan()
@@ -48,13 +48,13 @@ def _after_step(rec):
         rec.finish("measured %d steps" % steps)
 
 
-def _arm_reads():
+def _arm_reads() -> None:
     from _brim_hooks import transfers
 
     transfers.arm()
 
 
-def _measured(steps, elapsed):
+def _measured(steps: int, elapsed: float) -> bool:
     """Enough steps, over enough time to see what comes once in a while."""
     wanted = _r.options.get("steps", 100) + _r.options.get("warmup", EXTRA)
     least = _r.options.get("least_s", 20.0)
@@ -65,7 +65,7 @@ def _measured(steps, elapsed):
     )
 
 
-def _probing(rec, plan, steps):
+def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
     """Debug modes cost what the same steps take less without them: switch them off for a few."""
     from _brim_hooks import interpreter
 
@@ -88,7 +88,7 @@ def _probing(rec, plan, steps):
     return False
 
 
-def _profiling(rec, plan, steps, elapsed):
+def _profiling(rec: Recorder, plan: _Plan, steps: int, elapsed: float) -> bool:
     """One short torch.profiler window on CUDA devices, early enough for short runs."""
     torch = sys.modules["torch"]
     if plan.profile_done or not torch.cuda.is_initialized():
@@ -110,7 +110,7 @@ def _profiling(rec, plan, steps, elapsed):
     return True
 
 
-def _start_profiler(rec, plan, torch):
+def _start_profiler(rec: Recorder, plan: _Plan, torch: Any) -> None:
     if torch.autograd._profiler_enabled():
         plan.profile_done = True  # the job profiles itself; two profilers exclude each other
         _r.failed("profiler", "the job runs a profiler of its own")
@@ -130,7 +130,7 @@ def _start_profiler(rec, plan, torch):
     rec.sums["profiled"] = 1
 
 
-def _export(profiler):
+def _export(profiler: Any) -> None:
     """Write the trace under its final name only when it is whole."""
     path = os.path.join(_r.options["run_dir"], "trace.rank%d.json.gz" % _r.rank())
     if not os.path.exists(path):

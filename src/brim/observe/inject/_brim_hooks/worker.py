@@ -22,7 +22,7 @@ _timings = threading.local()
 class WorkerRecorder:
     """Sums of one loader worker; see ``brim.record.workers.WorkerLine`` for the fields."""
 
-    def __init__(self, worker_id, num_workers):
+    def __init__(self, worker_id: int, num_workers: int) -> None:
         from _brim_hooks import loader, sampler
 
         loader._worker_pids.add(os.getpid())
@@ -39,10 +39,10 @@ class WorkerRecorder:
         self.sampler = sampler.Sampler(self, stacks)
         self.sampler.start()
 
-    def add(self, name, value):
+    def add(self, name: str, value: float) -> None:
         self.sums[name] = self.sums.get(name, 0) + value
 
-    def flush(self):
+    def flush(self) -> None:
         if _r.parent_is_measured():
             _r.off = True  # ends the sampler, and every hook passes through from here on
             return
@@ -62,14 +62,14 @@ class WorkerRecorder:
 class _Tagged:
     """Stacks of several workers share a file; each line says whose it is."""
 
-    def __init__(self, appender, pid):
+    def __init__(self, appender: _r.Appender, pid: int) -> None:
         self.appender, self.pid = appender, pid
 
-    def line(self, record):
+    def line(self, record: Dict[str, Any]) -> None:
         self.appender.line(dict(record, pid=self.pid))
 
 
-def _usage():
+def _usage() -> Dict[str, float]:
     """Process-wide counters: CPU seconds, switches, faults, bytes read, waits for a core."""
     r = resource.getrusage(resource.RUSAGE_SELF)
     found = {
@@ -91,7 +91,7 @@ def _usage():
     return found
 
 
-def _threads(worker):
+def _threads(worker: WorkerRecorder) -> Tuple[int, float]:
     """Number of threads, and how many on average wanted a core since the last line."""
     previous, fresh, wanted, names = getattr(worker, "demand", {}), {}, 0.0, []
     try:
@@ -111,18 +111,18 @@ def _threads(worker):
     return len(names), wanted / elapsed if elapsed > 0 else 0.0
 
 
-def _cores():
+def _cores() -> int:
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return os.cpu_count() or 1
 
 
-def patch_worker(module):
+def patch_worker(module: Any) -> None:
     original = module._worker_loop
 
     @functools.wraps(original)
-    def _worker_loop(*args, **kwargs):
+    def _worker_loop(*args: Any, **kwargs: Any) -> Any:
         _begin(args)
         return original(*args, **kwargs)
 
@@ -130,21 +130,21 @@ def patch_worker(module):
 
 
 @_r.guarded
-def _begin(args):
+def _begin(args: Tuple[Any, ...]) -> None:
     global current
     current = WorkerRecorder(args[10] if len(args) > 10 else 0, args[11] if len(args) > 11 else 0)
     _patch_pickling()
 
 
-def patch_fetch(module):
+def patch_fetch(module: Any) -> None:
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         fetcher = getattr(module, name)
         fetcher.fetch = _wrap_fetch(fetcher.fetch)
 
 
-def _wrap_fetch(original):
+def _wrap_fetch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(original)
-    def fetch(self, indices):
+    def fetch(self: Any, indices: Any) -> Any:
         owner = current if current is not None else _r.current
         if owner is None or _r.off:
             return original(self, indices)
@@ -166,7 +166,7 @@ def _wrap_fetch(original):
 
 
 @_r.guarded
-def _fetched(owner, wall, waited, indices):
+def _fetched(owner: Owner, wall: float, waited: float, indices: Any) -> None:
     collate = getattr(_timings, "collate", 0.0)
     owner.add("collate", collate)
     owner.add("getitem", wall - collate)
@@ -179,13 +179,13 @@ def _fetched(owner, wall, waited, indices):
 
 
 @_r.guarded
-def _time_collate(fetcher):
+def _time_collate(fetcher: Any) -> None:
     """Bracket the fetcher's collate function, once."""
     if getattr(fetcher, "_brim_timed", False):
         return
     fetcher._brim_timed, inner = True, fetcher.collate_fn
 
-    def collate(*args, **kwargs):
+    def collate(*args: Any, **kwargs: Any) -> Any:
         owner = current if current is not None else _r.current
         t = now()
         if owner is not None and owner is current:
@@ -198,7 +198,7 @@ def _time_collate(fetcher):
     fetcher.collate_fn = collate
 
 
-def _walk(data, depth=0):
+def _walk(data: Any, depth: int = 0) -> Iterator[Any]:
     """Tensors inside a batch, bounded."""
     if hasattr(data, "untyped_storage"):
         yield data
@@ -211,7 +211,7 @@ def _walk(data, depth=0):
 
 
 @_r.guarded
-def _weigh(owner, data):
+def _weigh(owner: Owner, data: Any) -> None:
     """Every eighth batch: how many tensors it has, their bytes, the bytes of their storages."""
     if owner is not current:
         return
@@ -226,14 +226,14 @@ def _weigh(owner, data):
     owner.add("storage_bytes", sum(storages.values()))
 
 
-def _patch_pickling():
+def _patch_pickling() -> None:
     """What it takes to hand a batch over: pickling in the worker's feeder thread."""
     from multiprocessing.reduction import ForkingPickler
 
     original = ForkingPickler.dumps
 
     @functools.wraps(original)
-    def dumps(obj, protocol=None):
+    def dumps(obj: Any, protocol: Any = None) -> Any:
         t = now()
         data = original(obj, protocol)
         if current is not None:

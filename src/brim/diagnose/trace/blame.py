@@ -179,15 +179,16 @@ def _charge(
     debt = np.maximum(busy.before(calls.end) - busy.before(calls.start), 0)
     debt[calls.end <= host.first_launch] = 0  # it waited for what was before the capture
     ahead = _ahead(device, host)
-    epoch = np.searchsorted(ahead, calls.end)
-    last = np.searchsorted(calls.end, held.launched, side="right") - 1
+    epoch = np.searchsorted(ahead, calls.end).tolist()
+    gap_epoch = np.searchsorted(ahead, held.launched).tolist()
+    last = (np.searchsorted(calls.end, held.launched, side="right") - 1).tolist()
     left, at, current = 0, -1, -1
-    for gap in np.flatnonzero((last >= 0) & (held.ordinary > 0)):
+    for gap in np.flatnonzero((held.ordinary > 0) & (held.launched >= calls.end[0])).tolist():
         while at < last[gap]:
             at += 1
             left = (left if epoch[at] == current else 0) + int(debt[at])
-            current = int(epoch[at])
-        if left and np.searchsorted(ahead, held.launched[gap]) == current:
+            current = epoch[at]
+        if left and gap_epoch[gap] == current:
             ns = min(left, int(held.ordinary[gap]))
             cause = "transfer.pageable" if calls.state[at] == State.TRANSFER else "host.sync"
             charges[cause][gap] += ns

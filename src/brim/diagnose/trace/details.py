@@ -217,11 +217,13 @@ def _step_row(rank: Rank, step: Step) -> StepRow:
     """Idle gaps that cross a step's border are split in proportion."""
     time = rank.device.lanes.time(step.start, step.end)
     gaps, low = rank.blame.gaps, rank.device.window[0]
-    inside = np.minimum(gaps.end, step.end) - np.maximum(gaps.start, step.start)
-    share = np.maximum(inside, 0) / np.maximum(gaps.lengths, 1)
+    first = int(np.searchsorted(gaps.end, step.start, side="right"))
+    here = slice(first, int(np.searchsorted(gaps.start, step.end)))
+    inside = np.minimum(gaps.end[here], step.end) - np.maximum(gaps.start[here], step.start)
+    share = np.maximum(inside, 0) / np.maximum(gaps.lengths[here], 1)
     causes: dict[str, float] = defaultdict(float)
     for label, ns in rank.blame.by.items():
-        us = float((ns * share).sum()) / 1e3
+        us = float((ns[here] * share).sum()) / 1e3
         if us > 0:
             causes[rank.cause_of(label)] += us
     return StepRow(

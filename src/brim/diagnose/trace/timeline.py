@@ -38,9 +38,12 @@ class Spans:
 
     def within(self, low: int, high: int) -> Spans:
         """The part inside ``[low, high)``."""
-        start, end = np.clip(self.start, low, high), np.clip(self.end, low, high)
-        kept = end > start
-        return Spans(start[kept], end[kept])
+        first = int(np.searchsorted(self.end, low, side="right"))
+        last = max(first, int(np.searchsorted(self.start, high))) if high > low else first
+        start, end = self.start[first:last].copy(), self.end[first:last].copy()
+        if len(start):
+            start[0], end[-1] = max(low, int(start[0])), min(high, int(end[-1]))
+        return Spans(start, end)
 
     def gaps(self, low: int, high: int) -> Spans:
         """What is left of ``[low, high)``."""

@@ -438,6 +438,19 @@ def _load() -> Iterator[None]:
         path.unlink()
 
 
+def view_cost(out: Path) -> Json:
+    """CPU share of the whole view in a terminal: this machine's devices, and eight by the fake."""
+    import watch_cost
+
+    found: Json = {}
+    recording = out / "eight.json"
+    recording.write_text(json.dumps(watch_cost._recording("eight")))
+    for name, source in (("this machine", None), ("fake of eight", recording)):
+        share, drawn = watch_cost.measure(source, 10.0, 3.0, [])
+        found[name] = {"core_share": round(share, 5), "bytes_drawn_per_s": round(drawn)}
+    return found
+
+
 def hw(out: Path) -> Json:
     """``brim hw --measure``, its facts and its page."""
     command = [sys.executable, "-m", "brim", "hw", str(out), "--measure"]
@@ -459,6 +472,7 @@ PARTS: list[tuple[str, Callable[[Path], Json]]] = [
     ("live_view", live_view),
     ("sampling_cost", sampling_cost),
     ("nvml_recording", nvml_recording),
+    ("view_cost", view_cost),
     ("hw", hw),
 ]
 

@@ -52,17 +52,19 @@ def main() -> int:
 
 
 def measure(
-    recording: Path, seconds: float, warm_up: float, options: list[str]
+    recording: Path | None, seconds: float, warm_up: float, options: list[str]
 ) -> tuple[float, float]:
-    """(share of one core, bytes sent to the terminal per second) after the start-up."""
+    """(share of one core, bytes sent to the terminal per second) after the start-up.
+
+    ``recording`` None: the devices of this machine.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
-        os.environ.update(
-            FAKE_NVML=str(recording),
-            PYTHONPATH=f"{ROOT / 'tests' / 'fakes'}:{ROOT / 'src'}",
-            TERM="xterm-256color",
-        )
-        os.chdir(recording.parent)
+        os.environ.update(PYTHONPATH=str(ROOT / "src"), TERM="xterm-256color")
+        if recording is not None:
+            fakes = ROOT / "tests" / "fakes"
+            os.environ.update(FAKE_NVML=str(recording), PYTHONPATH=f"{fakes}:{ROOT / 'src'}")
+            os.chdir(recording.parent)
         os.execv(sys.executable, [sys.executable, "-m", "brim", "watch", *options])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     drawn = [0]

@@ -108,7 +108,7 @@ def cpu_stat(pid: int | None = None, *, root: Path = ROOT) -> CpuStat | None:
     found = [
         stat
         for folder, quota in _quotas(pid, root)
-        if quota is not None and (stat := _read_stat(folder)) is not None
+        if quota is not None and (stat := read_cpu_stat(folder / "cpu.stat")) is not None
     ]
     return max(found, key=lambda s: s.throttled_s, default=None)
 
@@ -199,8 +199,8 @@ def _ratio(quota: str, period: str) -> float | None:
     return None
 
 
-def _read_stat(folder: Path) -> CpuStat | None:
-    source = folder / "cpu.stat"
+def read_cpu_stat(source: Path) -> CpuStat | None:
+    """The counters of one ``cpu.stat`` file; None where it holds none."""
     pairs = (line.split() for line in _text(source).splitlines())
     values = {p[0]: int(p[1]) for p in pairs if len(p) == 2 and p[1].isdigit()}
     if "nr_periods" not in values:

@@ -7,7 +7,6 @@ number, so only the return code of each metric is trusted.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,7 +34,7 @@ FIELDS = tuple(dict.fromkeys(field for field, _ in METRICS.values()))
 _SUCCESS = 0
 
 # The binding's structures override attribute access in Python, ten times the cost of ctypes' own.
-_plain = ctypes.Structure.__getattribute__
+_plain = object.__getattribute__
 
 
 class Gpm:

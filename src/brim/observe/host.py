@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from brim.hardware.cores import CpuStat, cpu_stat
-from brim.observe.processes import JobTree, Stat, read_stat
+from brim.hardware.cores import CpuStat, cpu_stat, read_cpu_stat
+from brim.observe.processes import JobTree, Stat, read_small, read_stat
 from brim.record.devices import HostProcess, HostSample, Meaning
 
 ROOT = Path("/")
@@ -66,6 +66,9 @@ class HostProbe:
         self._tree = tree
         self._root = root
         self._disks = _whole_disks(root)
+        # finding the cgroup means reading mount tables; its files only need to be found once
+        found = cpu_stat(root=root)
+        self._cgroup = Path(found.source) if found is not None else None
         self._last: _Counters | None = None
 
     def sample(self, *, t: float, mono: float, interval_s: float) -> HostSample | None:
@@ -109,7 +112,7 @@ class HostProbe:
                 **_swap_bytes(self._root),
             },
             psi_us=_psi_us(self._root),
-            throttling=cpu_stat(root=self._root),
+            throttling=None if self._cgroup is None else read_cpu_stat(self._cgroup),
             processes={s.pid: s for s in stats if s is not None},
         )
 
@@ -229,7 +232,4 @@ def _psi_us(root: Path) -> dict[str, int]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return read_small(str(path), 65536).decode(errors="replace")

@@ -52,7 +52,10 @@ FIELDS = {
         unit="share", what="of time in which at least one kernel ran; not a load", source=_RING
     ),
     "mem_util": Meaning(
-        unit="share", what="of time in which memory was read or written", source=_RING
+        unit="share",
+        what="of time in which memory was read or written",
+        source=_RING,
+        period_s=2.0,
     ),
     "sm_active": _gpm("of SMs with a warp", "2 (DCGM 1002)"),
     "sm_occupancy": _gpm("of warp slots in use", "3 (DCGM 1003)"),

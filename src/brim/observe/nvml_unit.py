@@ -25,6 +25,9 @@ _NVLINK = {138: "nvlink_tx_bytes_s", 139: "nvlink_rx_bytes_s"}
 _ALL_LINKS = 0xFFFFFFFF
 _UTIL = {"gpu_util": _GPU_UTIL, "mem_util": _MEMORY_UTIL}
 
+# The binding's structures override attribute access in Python, ten times the cost of ctypes' own.
+plain = object.__getattribute__
+
 # Slow readings are taken at every n-th sample, devices taking turns: PCIe can cost 40 ms.
 SLOW_EVERY = 4
 
@@ -56,7 +59,8 @@ class Unit:
         self._gpm = self._open_gpm()
         self._device = self._identity()
         # the driver's buffers hold seconds of history, and counters need a start
-        self._ring_values()
+        for name in _UTIL:
+            self._ring_value(name)
         self._from_counters(0.0)
 
     @property
@@ -76,7 +80,7 @@ class Unit:
         values = {
             **self._slow,
             **self._gpm_values(),
-            **self._ring_values(),
+            "gpu_util": self._ring_value("gpu_util"),
             **self._from_counters(moment.interval_s),
             **self._now_values(),
         }
@@ -148,11 +152,8 @@ class Unit:
                 self._guard.never[name] = "the device's GPM has no such metric"
         return values
 
-    def _ring_values(self) -> dict[str, float | None]:
-        return {
-            name: self._guard.get(name, lambda kind=kind: self._ring(kind))  # type: ignore[misc]
-            for name, kind in _UTIL.items()
-        }
+    def _ring_value(self, name: str) -> float | None:
+        return self._guard.get(name, lambda: self._ring(_UTIL[name]))
 
     def _ring(self, kind: int) -> float:
         """Mean of the driver's ring buffer since the last call; its last period when empty.
@@ -199,9 +200,9 @@ class Unit:
             wanted += [(counter, _ALL_LINKS) for counter in _NVLINK]
         answers = self._get("fields", "nvmlDeviceGetFieldValues", wanted)
         return {
-            a.fieldId: getattr(a.value, VALUE_OF[a.valueType])
+            plain(a, "fieldId"): plain(plain(a, "value"), VALUE_OF[plain(a, "valueType")])
             for a in answers or ()
-            if a.nvmlReturn == 0 and a.valueType in VALUE_OF
+            if plain(a, "nvmlReturn") == 0 and plain(a, "valueType") in VALUE_OF
         }
 
     def _throttled(self, found: dict[int, int | float]) -> dict[str, float] | None:
@@ -238,6 +239,8 @@ class Unit:
     def _slow_values(self, owner: Owner) -> dict[str, Any]:
         """What changes slowly or costs more; kept for the samples in between."""
         values = {
+            # the buffer covers the whole time since the last look, so nothing is lost
+            "mem_util": self._ring_value("mem_util"),
             "memory_clock_mhz": self._get(
                 "memory_clock_mhz", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK
             ),

@@ -1,8 +1,8 @@
 """The terminal view of ``brim watch``: rows of :mod:`brim.report.live_rows` on a textual screen.
 
-One widget draws the whole screen from ready-made strips and redraws only the lines that changed:
-a tree of widgets would cost several times the CPU, and the view must stay below one per cent of a
-core at two frames a second.
+One widget draws the whole screen from ready-made strips, once a second at most, and only the lines
+that changed: a tree of widgets would cost several times the CPU, and the view must stay below one
+per cent of a core.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from brim.report.live_state import LiveState
 
 Tick = Callable[[], bool]
 """Takes one sample into the state; False when there is nothing more to see."""
+
+FRAME_S = 1.0
+"""Samples may come faster than the screen is drawn: drawing costs more than sampling."""
 
 FOOTER = "q quit  p pause  ·  util: a kernel ran, not how much; tensor: the cores at work"
 
@@ -129,12 +132,16 @@ class LiveApp(App[None]):
 
     def _sample(self) -> None:
         """In a thread: a driver call can take tens of milliseconds, and may hang."""
+        drawn = 0.0
         try:
             while not self._leaving.wait(self._period_s):
                 more = self._tick()
                 if self._leaving.is_set():
                     return
-                self.call_from_thread(self._show)
+                now = time.monotonic()
+                if now - drawn >= FRAME_S * 0.9 or not more:
+                    drawn = now
+                    self.call_from_thread(self._show)
                 if not more:
                     break
         except Exception as error:  # shown by the verb after the screen is restored

@@ -18,7 +18,7 @@ from brim.errors import InputError
 from brim.record import findings
 from brim.record.follow import Follower
 from brim.record.run import RunInfo
-from brim.record.steps import Step
+from brim.record.steps import Step, regular
 
 WINDOW_S = 20.0
 """Figures are means over the steps of the last seconds."""
@@ -72,18 +72,17 @@ class JobFollower:
         for path in sorted(self.folder.glob("steps.*.jsonl"))[:_MOST_RANKS]:
             if path.name not in self._ranks:
                 self._ranks[path.name] = _Rank(path)
-        ranks = [rank for rank in self._ranks.values() if rank.update()]
+        ranks = self._training()
         if not ranks:
             return None
         steps = [s for rank in ranks for s in rank.recent()]
-        per_rank = [sum(s.wall for s in rank.recent()) for rank in ranks]
-        wall = max(per_rank)
+        wall = max(sum(s.wall for s in rank.recent()) for rank in ranks)
         first = ranks[0]
         return JobView(
             name=self.folder.name,
             ranks=len(ranks),
             step=first.count,
-            steps_s=len(first.recent()) / per_rank[0] if per_rank[0] > 0 else None,
+            steps_s=_steps_per_s(first.recent()),
             tokens_s=_tokens(ranks, wall),
             images_s=_rate(sum(s.images for s in steps), wall),
             loss=next((s.loss for s in reversed(first.recent()) if s.loss is not None), None),
@@ -91,6 +90,15 @@ class JobFollower:
             state=self._state(now - max(rank.last_t for rank in ranks)),
             verdict=self._verdict(),
         )
+
+    def _training(self) -> list[_Rank]:
+        """For each rank the process with most steps: launchers and helpers may record too."""
+        best: dict[str, _Rank] = {}
+        for name, rank in self._ranks.items():
+            key = name.split(".")[1]
+            if rank.update() and (key not in best or rank.lines > best[key].lines):
+                best[key] = rank
+        return [best[key] for key in sorted(best)]
 
     def _state(self, silent_s: float) -> str:
         info = _info(self.folder)
@@ -136,6 +144,7 @@ class _Rank:
         self._follower = Follower(path, tail_bytes=_TAIL_BYTES)
         self._steps: deque[Step] = deque(maxlen=4096)
         self.count = 0
+        self.lines = 0
         self.last_t = 0.0
         self.tokens = self.pad_tokens = self.counted = 0
 
@@ -146,6 +155,7 @@ class _Rank:
             if step is not None and step.wall > 0:
                 self._steps.append(step)
                 self.count = max(self.count, step.n)
+                self.lines += 1
                 self.last_t = step.t
                 self.tokens += step.tokens
                 self.pad_tokens += step.pad_tokens
@@ -164,6 +174,13 @@ def _step(line: bytes) -> Step | None:
         return msgspec.json.decode(line, type=Step)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _steps_per_s(recent: list[Step]) -> float | None:
+    """Steps of the training loop's clock: a line may be less than a step."""
+    clock, steps = regular(recent)
+    wall = sum(s.wall for s in steps)
+    return len(steps) / wall if clock != "exit" and wall > 0 else None
 
 
 def _tokens(ranks: list[_Rank], wall: float) -> float | None:

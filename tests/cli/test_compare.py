@@ -27,7 +27,7 @@ def test_a_run_directory_and_a_findings_file_are_compared(
 ) -> None:
     assert main(["compare", *pair]) == 0
     out = capsys.readouterr().out
-    assert " ".join(out.split()).startswith("B is faster: 103 ms a step instead of 205 ms, 1.99×")
+    assert " ".join(out.split()).startswith("B is faster: 103 ms a step instead of 205 ms, 1.98×")
     assert "input.workers" in out
 
 

@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -93,7 +94,7 @@ def test_the_interval_of_a_true_10_percent_leaves_out_1_and_holds_the_truth() ->
     assert speed and speed.low and speed.high
     assert 1.0 < speed.low < 1.10 < speed.high < 1.2
     assert beyond_noise(speed) is True
-    assert speed.ratio == pytest.approx(statistics.median(a) / statistics.median(b))
+    assert speed.ratio == pytest.approx(statistics.fmean(a) / statistics.fmean(b))
 
 
 def test_in_200_pairs_without_a_difference_about_1_in_20_is_called_one() -> None:
@@ -228,8 +229,26 @@ def test_ranks_are_matched_by_number_and_a_missing_one_is_null_not_zero() -> Non
     assert result.ranks[7].idle == (0.04, None)
 
 
-def test_rare_long_steps_that_a_median_hides_are_noted() -> None:
+def test_a_rare_long_step_counts_and_the_usual_step_is_noted() -> None:
     a = [0.1] * 45 + [2.0] * 5
     result = compare(_run({}, steps=a), _run({}, steps=[0.1] * 50))
-    assert result.speed and result.speed.ratio == pytest.approx(1.0)
-    assert any("by mean step time, it is 2.90×" in note for note in result.notes)
+    assert result.speed and result.speed.ratio == pytest.approx(2.9)
+    assert any("by the median step it is 1.00×" in note for note in result.notes)
+
+
+def test_steps_timed_under_the_profiler_are_noted() -> None:
+    run = _run({}, metrics={"profiled_step_s": 0.1}, steps=[0.1] * 9)
+    assert any(
+        "steps of B were timed under the profiler" in n
+        for n in compare(_run({}, steps=[0.1] * 9), run).notes
+    )
+
+
+def test_the_public_pair_with_0_and_4_workers_is_1_26_times_as_fast(shared: Path) -> None:
+    from brim.cli.load import load_diagnosis
+
+    traces = shared / "traces"
+    a, b = (load_diagnosis([traces / f"tb_resnet50_v100_workers{n}"]) for n in (0, 4))
+    result = compare(a, b)
+    assert result.speed and result.speed.ratio == pytest.approx(1.26, abs=0.01)
+    assert result.causes[0].cause == "input.main-process"

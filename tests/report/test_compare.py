@@ -13,7 +13,7 @@ from tests.report import examples
 from tests.report.browser import PROGRAM, Browser
 
 from brim.diagnose.compare import Comparison, compare
-from brim.record.findings import Diagnosis
+from brim.record.findings import Diagnosis, Entry
 from brim.report import changes
 from brim.report.compare import page, render, write_html
 
@@ -107,8 +107,23 @@ def test_more_time_is_worse_and_less_is_better() -> None:
     assert (rows["input.workers"].change, rows["input.workers"].direction) == ("−92.5 ms", "better")
     assert rows["transfer.pageable"].direction == "worse"
     figures = {row.name: row for row in changes.metrics(_pair("input"))}
-    assert figures["step"].direction == figures["samples/s"].direction == "better"
+    assert figures["mean step"].direction == figures["samples/s"].direction == "better"
     assert (figures["GPU-Util"].change, figures["GPU-Util"].direction) == ("same", "")
+
+
+def test_a_cause_of_two_parts_is_told_apart() -> None:
+    account = [
+        Entry(part="useful", cause="compute", share=0.5),
+        Entry(part="idle", cause="transfer.pageable", share=0.3),
+        Entry(part="busy-not-computing", cause="transfer.pageable", share=0.2),
+    ]
+    run = msgspec.structs.replace(examples.input_bound(), account=account)
+    names = {row.name for row in changes.causes(compare(run, run))}
+    assert names == {
+        "the device computes",
+        "transfer.pageable (idle)",
+        "transfer.pageable (busy, not computing)",
+    }
 
 
 def test_a_figure_of_one_side_only_is_a_dash_and_no_change() -> None:

@@ -42,7 +42,9 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     ranks: int
     step_s: float | None
-    """Median; null where no steps were seen."""
+    """Mean over the recorded steps: it is what the user waits for, rare long steps included.  The
+    run's own figure (a median) where single steps were not recorded; null where no step was seen.
+    """
     spread: Spread | None
 
 
@@ -169,7 +171,7 @@ def step_times(diagnosis: Diagnosis) -> list[float]:
 def _side(diagnosis: Diagnosis, name: str) -> Side:
     times = step_times(diagnosis)
     spread = _spread(np.array(times)) if times else None
-    step_s = spread.median_s if spread else diagnosis.metrics.get("step_s")
+    step_s = spread.mean_s if spread else diagnosis.metrics.get("step_s")
     return Side(
         name=name,
         verdict=diagnosis.verdict,
@@ -214,30 +216,30 @@ def _work(a: Diagnosis, b: Diagnosis, side_a: Side, side_b: Side) -> float:
 
 
 def _per_step(diagnosis: Diagnosis, side: Side, rate: str) -> float:
-    """A rate is an average over the window, so it belongs to the mean step, not to the median."""
-    return diagnosis.metrics.get(rate, 0.0) * (mean_step(side) or 0.0)
+    """A rate is an average over the window, and so is the step."""
+    return diagnosis.metrics.get(rate, 0.0) * (side.step_s or 0.0)
 
 
 def bootstrap(a: _Floats, b: _Floats) -> tuple[float, float]:
-    """95 % percentile interval of median(a) / median(b) (Efron 1979), steps taken as independent.
+    """95 % percentile interval of mean(a) / mean(b) (Efron 1979), steps taken as independent.
 
     Steps of a run are not quite independent, so slow drifts within a run are not covered; two runs
     of the same code differ by more than this interval where the machine's state differs.
     """
     random = np.random.default_rng(0)
-    ratios = _medians(a, random) / _medians(b, random)
+    ratios = _means(a, random) / _means(b, random)
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(low), float(high)
 
 
-def _medians(times: _Floats, random: np.random.Generator) -> _Floats:
-    """Medians of resamples, a bounded number at a time: a long run has 10⁵ steps."""
+def _means(times: _Floats, random: np.random.Generator) -> _Floats:
+    """Means of resamples, a bounded number at a time: a long run has 10⁵ steps."""
     at_once = max(1, min(_RESAMPLES, 4_000_000 // len(times)))
     blocks = []
     for first in range(0, _RESAMPLES, at_once):
         n = min(at_once, _RESAMPLES - first)
         picked = random.integers(0, len(times), (n, len(times)))
-        blocks.append(np.median(times[picked], axis=1))
+        blocks.append(times[picked].mean(axis=1))
     return np.concatenate(blocks)
 
 
@@ -267,17 +269,12 @@ def _causes(
             cause=key[1],
             share_a=of_a.get(key, 0.0),
             share_b=of_b.get(key, 0.0),
-            step_a_s=_times(of_a.get(key, 0.0), mean_step(side_a)),
-            step_b_s=_times(of_b.get(key, 0.0) / work, mean_step(side_b)),
+            step_a_s=_times(of_a.get(key, 0.0), side_a.step_s),
+            step_b_s=_times(of_b.get(key, 0.0) / work, side_b.step_s),
         )
         for key in dict.fromkeys([*of_a, *of_b])
     ]
     return sorted(changes, key=lambda c: -_size(c))
-
-
-def mean_step(side: Side) -> float | None:
-    """What an account divides: all steps, the rare long ones too; s."""
-    return side.spread.mean_s if side.spread else side.step_s
 
 
 def _times(share: float, step_s: float | None) -> float | None:
@@ -369,17 +366,24 @@ def _notes(
             f"noise is not known: {n_a} and {n_b} single steps were recorded, "
             f"an interval needs {FEWEST_STEPS} on each side"
         )
-    return notes + _rare_long_steps(side_a, side_b)
+    return notes + _profiled(a, b) + _rare_long_steps(side_a, side_b)
 
 
 def _rare_long_steps(a: Side, b: Side) -> list[str]:
-    """A median does not see evaluation every 50 steps; say so where the mean disagrees."""
+    """A mean holds one evaluation in 50 steps; say so where the usual step tells another story."""
     if a.spread is None or b.spread is None:
         return []
     medians, means = a.spread.median_s / b.spread.median_s, a.spread.mean_s / b.spread.mean_s
     if abs(means / medians - 1) < 0.05:
         return []
     return [
-        f"medians are compared ({medians:.2f}×); with rare long steps counted, by mean step time, "
-        f"it is {means:.2f}×"
+        f"means are compared ({means:.2f}×); by the median step it is {medians:.2f}×: "
+        "a few steps are far from the others"
     ]
+
+
+def _profiled(a: Diagnosis, b: Diagnosis) -> list[str]:
+    sides = [name for name, d in (("A", a), ("B", b)) if "profiled_step_s" in d.metrics]
+    if not sides:
+        return []
+    return [f"steps of {' and '.join(sides)} were timed under the profiler, which slows the host"]

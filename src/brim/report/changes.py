@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from brim.diagnose.compare import (
+    FEWEST_STEPS,
     CauseChange,
     Change,
     Comparison,
@@ -23,7 +24,8 @@ from brim.units import duration, percent
 Direction = Literal["better", "worse", ""]
 
 _HIGHER_IS_BETTER: Final = {"samples_per_s", "images_per_s", "tokens_per_s", "mfu"}
-_LOWER_IS_BETTER: Final = {"step_s"}
+_STEPS: Final = {"step_s", "mean_step_s", "median_step_s", "profiled_step_s"}
+_LOWER_IS_BETTER: Final = _STEPS | {"pad_share", "input_wait"}
 _SHOWN: Final = 0.001
 """Slices below this share of the time, and changes below this share of a slice, are nothing."""
 _SAME: Final = "same"
@@ -76,20 +78,28 @@ def sides(comparison: Comparison) -> list[tuple[str, str]]:
 
 def _side(side: Side) -> str:
     said = words.clean(side.name)
-    if side.spread is not None:
-        low, high = duration(side.spread.p10_s), duration(side.spread.p90_s)
-        said += f" · {side.spread.steps} steps, four in five take {low} to {high}"
-    return said
+    if side.spread is None:
+        return said
+    said += f" · {words.count(side.spread.steps, 'step')}"
+    if side.spread.steps < FEWEST_STEPS:
+        return said
+    return (
+        f"{said}, four in five take {duration(side.spread.p10_s)} to {duration(side.spread.p90_s)}"
+    )
 
 
 def metrics(comparison: Comparison) -> list[Row]:
     """The well-known figures that a side has."""
+    a, b = comparison.a, comparison.b
+    steps = [Change(name="step_s", a=a.step_s, b=b.step_s)]
+    if a.spread and b.spread:
+        steps = [
+            Change(name="mean_step_s", a=a.spread.mean_s, b=b.spread.mean_s),
+            Change(name="median_step_s", a=a.spread.median_s, b=b.spread.median_s),
+        ]
     given = {change.name: change for change in comparison.metrics}
-    step = Change(name="step_s", a=comparison.a.step_s, b=comparison.b.step_s)
-    rows = [_metric(step)] if step.a is not None or step.b is not None else []
-    return rows + [
-        _metric(given[name]) for name in words.METRICS if name in given and name != "step_s"
-    ]
+    others = [given[n] for n in words.METRICS if n in given and n not in _STEPS]
+    return [_metric(c) for c in (*steps, *others) if c.a is not None or c.b is not None]
 
 
 def _metric(change: Change) -> Row:
@@ -128,15 +138,24 @@ def _points(difference: float) -> str:
 
 def causes(comparison: Comparison, *, flops: bool = False) -> list[Row]:
     """By cause: time in a step and share of the time, largest change first."""
-    shown = [c for c in comparison.causes if max(c.share_a, c.share_b) >= _SHOWN]
     rows = []
-    for change in shown:
-        entry = Entry(part=change.part, cause=change.cause, share=change.share_a)
-        row = _times_and_shares(
-            words.slice_name(entry, flops=flops), change, change.part == "useful"
-        )
-        rows.append(row)
+    for change in _shown(comparison.causes):
+        name = slice_name(change, comparison.causes, flops=flops)
+        rows.append(_times_and_shares(name, change, change.part == "useful"))
     return rows
+
+
+def _shown(changes: list[CauseChange]) -> list[CauseChange]:
+    return [c for c in changes if max(c.share_a, c.share_b) >= _SHOWN]
+
+
+def slice_name(change: CauseChange, among: list[CauseChange], *, flops: bool = False) -> str:
+    """The cause, with its part where two parts have it: copies both delay and keep busy."""
+    entry = Entry(part=change.part, cause=change.cause, share=change.share_a)
+    name = words.slice_name(entry, flops=flops)
+    twice = sum(c.cause == change.cause for c in _shown(among)) > 1
+    own = name == words.clean(change.cause)
+    return f"{name} ({PARTS[change.part]})" if twice and own else name
 
 
 def kernels(comparison: Comparison) -> list[Row]:
@@ -176,6 +195,8 @@ def ranks(comparison: Comparison) -> list[Row]:
         a, b = rank.compute
         return -abs(b - a) if a is not None and b is not None else -1.0
 
+    if len(comparison.ranks) < 2:
+        return []  # a single rank's time is the account
     most = sorted(comparison.ranks, key=changed)[:MAX_RANKS]
     return [_rank(rank) for rank in sorted(most, key=lambda r: r.rank)]
 
@@ -194,4 +215,6 @@ def _rank(rank: RankChange) -> Row:
 def by_part(changes: list[CauseChange]) -> list[CauseChange]:
     """In the order of an account, for bars that are compared piece by piece."""
     order = {part: position for position, part in enumerate(PARTS)}
-    return sorted(changes, key=lambda c: (order[c.part], -max(c.share_a, c.share_b), c.cause))
+    return sorted(
+        _shown(changes), key=lambda c: (order[c.part], -max(c.share_a, c.share_b), c.cause)
+    )

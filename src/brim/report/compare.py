@@ -89,12 +89,13 @@ def _bars(paper: Paper, comparison: Comparison) -> None:
         mark = Text(
             glyphs[i % len(glyphs)], style=ACCENTS[accent_of(change.cause, change.part)].style
         )
-        legend.append(Text(" ").join((mark, paper.text(_name(change)))))
+        legend.append(Text(" ").join((mark, paper.text(_name(change, shown)))))
     paper.flow(legend, between="  ", indent=2)
 
 
-def _name(change: CauseChange) -> str:
-    return "compute" if change.part == "useful" else words.clean(change.cause)
+def _name(change: CauseChange, among: list[CauseChange]) -> str:
+    short = {"useful": "compute", "unknown": "unknown"}
+    return short.get(change.part) or changes.slice_name(change, among)
 
 
 def _lengths(shown: list[CauseChange]) -> tuple[list[float], list[float]]:
@@ -141,7 +142,7 @@ def _bar(
 ) -> list[views.Bar]:
     bars, start = [], 0.0
     for change, value in zip(shown, side, strict=True):
-        title = f"{_name(change)}: {duration(value) if timed else percent(value)}"
+        title = f"{_name(change, shown)}: {duration(value) if timed else percent(value)}"
         bars.append(views.bar(start, value / longest, accent_of(change.cause, change.part), title))
         start += value / longest
     return bars

@@ -24,6 +24,8 @@ FRAMEWORKS: Final[dict[str, str]] = {
 
 METRICS: Final[dict[str, tuple[str, str]]] = {
     "step_s": ("step", "duration"),
+    "mean_step_s": ("mean step", "duration"),
+    "median_step_s": ("median step", "duration"),
     "profiled_step_s": ("step under the profiler", "duration"),
     "samples_per_s": ("samples/s", "number"),
     "images_per_s": ("images/s", "number"),
@@ -159,12 +161,13 @@ def remains(account: Iterable[Entry]) -> list[Entry]:
 def window(diagnosis: Diagnosis) -> str:
     """``20 steps, 4.1 s, 1 rank; after 5 warm-up steps``."""
     w = diagnosis.window
-    counted = [_count(w.steps, "step")] if w.steps else []
-    said = ", ".join([*counted, duration(w.wall_s), _count(w.ranks, "rank")])
+    counted = [count(w.steps, "step")] if w.steps else []
+    said = ", ".join([*counted, duration(w.wall_s), count(w.ranks, "rank")])
     return f"{said}; {clean(w.chosen)}" if w.chosen else said
 
 
-def _count(n: int, noun: str) -> str:
+def count(n: int, noun: str) -> str:
+    """``1 step``, ``20 steps``."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
@@ -204,7 +207,7 @@ def headline(finding: Finding) -> str:
 
 
 __all__ = [
-    "FRAMEWORKS", "METRICS", "clean", "figure", "figures", "framework", "gain", "headline",
+    "FRAMEWORKS", "METRICS", "clean", "count", "figure", "figures", "framework", "gain", "headline",
     "meaning", "number", "ordered_settings", "other_figures", "part", "place", "price", "remains",
     "sentence", "slice_name", "verdict", "window", "without_findings",
 ]  # fmt: skip

@@ -4,7 +4,13 @@ Configuration is not believed: packing may be on and pad all the same.  Only ten
 memory are read, so the device is never waited for; a bounded number of batches is looked at.
 """
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Iterator
+from typing import Any
+
+from _brim_hooks.recorder import Recorder
 
 MOST = 256  # batches per process that are looked at
 MASKS = ("attention_mask", "text_attention_mask", "input_mask", "mask")
@@ -14,9 +20,9 @@ SHORTEST = 8  # a row shorter than this is no sequence
 
 def received(rec: Recorder, batch: Any) -> None:
     """Add the tokens of a batch to the running step."""
-    if rec.sums.get("own", 0) > 0.05 or getattr(rec, "batches_seen", 0) >= MOST:
+    if rec.sums.get("own", 0) > 0.05 or rec.batches_seen >= MOST:
         return
-    rec.batches_seen = getattr(rec, "batches_seen", 0) + 1
+    rec.batches_seen += 1
     found = count(batch)
     if found is not None:
         rec.add("tokens", found[0])
@@ -25,7 +31,7 @@ def received(rec: Recorder, batch: Any) -> None:
         rec.sums["longest"] = max(rec.sums.get("longest", 0), found[2])
 
 
-def count(batch: Any) -> Optional[Tuple[int, int, int]]:
+def count(batch: Any) -> tuple[int, int, int] | None:
     """(tokens, padding tokens, row length) of a batch, or None when it holds no token rows."""
     torch = sys.modules.get("torch")
     named = list(_tensors(torch, batch))
@@ -42,7 +48,7 @@ def count(batch: Any) -> Optional[Tuple[int, int, int]]:
     return None
 
 
-def _tensors(torch: Any, data: Any, name: str = "", depth: int = 0) -> Iterator[Tuple[str, Any]]:
+def _tensors(torch: Any, data: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     if isinstance(data, torch.Tensor):
         if data.device.type == "cpu" and data.layout == torch.strided:
             yield name, data
@@ -63,13 +69,13 @@ def _is_rows(torch: Any, t: Any) -> bool:
     return t.dim() == 2 and t.shape[1] >= SHORTEST and t.shape[0] > 0 and t.dtype in kinds
 
 
-def _padding(torch: Any, rows: Any, others: List[Any]) -> int:
+def _padding(torch: Any, rows: Any, others: list[Any]) -> int:
     """Padding by a tensor of lengths beside the rows, else by equal values at the rows' ends."""
     for t in others:
         if t.dim() == 1 and t.shape[0] == rows.shape[0] and t.dtype in (torch.int64, torch.int32):
             longest = int(t.max())
             if longest == rows.shape[1] and int(t.min()) >= 1:
-                return rows.numel() - int(t.sum())
+                return int(rows.numel()) - int(t.sum())
     return max(_run_at_end(torch, rows), _run_at_end(torch, rows.flip(1)))
 
 

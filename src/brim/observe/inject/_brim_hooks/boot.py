@@ -1,6 +1,10 @@
 """Patches modules right after they are imported, so that nothing is imported for brim's sake."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
 class PostImport:
@@ -10,7 +14,7 @@ class PostImport:
     so ``inspect``, ``importlib.resources`` and pickling see what they always saw.
     """
 
-    def __init__(self, callbacks: Dict[str, Callable[[Any], None]]) -> None:
+    def __init__(self, callbacks: dict[str, Callable[[Any], None]]) -> None:
         self.callbacks = dict(callbacks)
 
     def install(self) -> None:

@@ -3,11 +3,15 @@
 Never the whole environment and never a value that may be a secret.
 """
 
+from __future__ import annotations
+
 import os
 import platform
 import re
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 VERSION = 1
 _ALLOWED = re.compile(
@@ -25,7 +29,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def header() -> Dict[str, Any]:
+def header() -> dict[str, Any]:
     """The first line of a process's step file."""
     return {
         "kind": "header",
@@ -46,7 +50,7 @@ def header() -> Dict[str, Any]:
     }
 
 
-def footer(why: str, failures: Dict[str, str]) -> Dict[str, Any]:
+def footer(why: str, failures: dict[str, str]) -> dict[str, Any]:
     """The last line: what only the end knows."""
     import gc
 
@@ -66,7 +70,7 @@ def footer(why: str, failures: Dict[str, str]) -> Dict[str, Any]:
     }
 
 
-def environment(variables: Mapping[str, str]) -> Dict[str, str]:
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value[:200]
         for name, value in sorted(variables.items())
@@ -74,7 +78,7 @@ def environment(variables: Mapping[str, str]) -> Dict[str, str]:
     }
 
 
-def versions() -> Dict[str, str]:
+def versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:
         module = sys.modules.get(name)
@@ -84,7 +88,7 @@ def versions() -> Dict[str, str]:
     return found
 
 
-def device() -> Optional[Dict[str, Any]]:
+def device() -> dict[str, Any] | None:
     """The CUDA device that this process uses, if it uses one; never opens a context."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
@@ -105,7 +109,7 @@ def device() -> Optional[Dict[str, Any]]:
     }
 
 
-def memory() -> Optional[Dict[str, Any]]:
+def memory() -> dict[str, Any] | None:
     """Peak and limit of the device's memory, and the allocator's counters."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -124,13 +128,13 @@ def memory() -> Optional[Dict[str, Any]]:
     return found
 
 
-def _torch_threads() -> Optional[int]:
+def _torch_threads() -> int | None:
     torch = sys.modules.get("torch")
     get = getattr(torch, "get_num_threads", None)
     return get() if get is not None else None
 
 
-def _compile_counters() -> Dict[str, Any]:
+def _compile_counters() -> dict[str, Any]:
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None)
     if counters is None:

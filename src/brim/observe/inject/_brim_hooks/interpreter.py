@@ -1,10 +1,16 @@
 """What Python itself does to the training thread: garbage collection, tracers, anomaly mode."""
 
+from __future__ import annotations
+
 import functools
 import gc
 import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 from _brim_hooks import recorder as _r
+from _brim_hooks.recorder import Recorder
 
 now = _r.now
 
@@ -13,11 +19,11 @@ class _Collections:
     """Automatic collections go to ``gc``, those that the loop asks for to ``collect``."""
 
     def __init__(self) -> None:
-        self.started = None
+        self.started: float | None = None
         self.asked = False
         self.outer = ""
 
-    def called(self, phase: str, info: Dict[str, Any]) -> None:
+    def called(self, phase: str, info: dict[str, Any]) -> None:
         rec = _r.current
         if rec is None or not rec.mine():
             return
@@ -57,7 +63,7 @@ def arm() -> None:
 @_r.guarded
 def note_caller(rec: Recorder, what: str) -> None:
     """Remember which of the user's lines asked for it."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and "_brim_hooks" in frame.f_code.co_filename:
         frame = frame.f_back
     if frame is not None:
@@ -66,7 +72,7 @@ def note_caller(rec: Recorder, what: str) -> None:
         entry[0] += 1
 
 
-def debug_modes() -> List[str]:
+def debug_modes() -> list[str]:
     """What is switched on that slows every step, as seen from the training thread."""
     torch = sys.modules.get("torch")
     found = []

@@ -1,17 +1,22 @@
 """The training process's side of a torch DataLoader."""
 
+from __future__ import annotations
+
 import functools
 import os
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from _brim_hooks import batches, window
 from _brim_hooks import recorder as _r
+from _brim_hooks.recorder import Recorder
 
 now = _r.now
 _inside = threading.local()
 
 
-def _outermost() -> Optional[Recorder]:
+def _outermost() -> Recorder | None:
     """The recorder, when this thread trains and is not already inside a loader."""
     if _r.off or getattr(_inside, "loader", False) or os.getpid() in _worker_pids:
         return None
@@ -19,7 +24,9 @@ def _outermost() -> Optional[Recorder]:
     return rec if rec is not None and rec.mine() else None
 
 
-_worker_pids = set()  # filled in a loader worker by itself: its loaders are not the loop's
+_worker_pids: set[int] = (
+    set()
+)  # filled in a loader worker by itself: its loaders are not the loop's
 
 
 def patch(module: Any) -> None:
@@ -56,19 +63,17 @@ def _wrap_next(original: Callable[[Any], Any], module: Any) -> Callable[[Any], A
     return __next__
 
 
-def _ready(iterator: Any) -> Optional[int]:
+def _ready(iterator: Any) -> int | None:
     """Batches that lie ready before the loop asks; None where that is not known."""
     try:
         tasks = iterator._task_info
-        return sum(len(v) == 2 for v in list(tasks.values())) + iterator._data_queue.qsize()
+        return sum(len(v) == 2 for v in list(tasks.values())) + int(iterator._data_queue.qsize())
     except Exception:
         return None
 
 
 @_r.guarded
-def _account(
-    rec: Recorder, iterator: Any, wall: float, cpu: float, in_this_process: bool
-) -> None:
+def _account(rec: Recorder, iterator: Any, wall: float, cpu: float, in_this_process: bool) -> None:
     if rec.evaluating is not None and rec.evaluating == rec.backwards:
         rec.add("evaluation_input", wall)
         return
@@ -82,7 +87,7 @@ def _account(
 
 
 @_r.guarded
-def _received(rec: Recorder, ready: Optional[int], batch: Any) -> None:
+def _received(rec: Recorder, ready: int | None, batch: Any) -> None:
     rec.add("batches", 1)
     rec.loaded = True
     if ready is not None:
@@ -116,7 +121,7 @@ def _wrap_iter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @_r.guarded
-def _iterated(rec: Recorder, wall: float, started: Set[int], iterator: Any) -> None:
+def _iterated(rec: Recorder, wall: float, started: set[int], iterator: Any) -> None:
     if rec.evaluating is not None and rec.evaluating == rec.backwards:
         rec.add("evaluation_input", wall)
         return
@@ -129,7 +134,7 @@ def _iterated(rec: Recorder, wall: float, started: Set[int], iterator: Any) -> N
         iterator._brim_seen = False  # a persistent iterator begins a new epoch
 
 
-def _pids(iterator: Any) -> Set[int]:
+def _pids(iterator: Any) -> set[int]:
     return {w.pid for w in getattr(iterator, "_workers", ())}
 
 

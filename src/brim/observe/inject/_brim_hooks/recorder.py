@@ -5,20 +5,24 @@ SIGKILL sees whole lines and at most one cut one.  The first failure to write (a
 switches brim off in this process; the job never notices.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 now = time.perf_counter  # CLOCK_MONOTONIC on Linux: comparable between processes of one host
 
 MAX_BYTES = 64 << 20  # per file; a run directory stays bounded whatever the job does
 
-options = {}
+options: dict[str, Any] = {}
 off = False  # no hook does anything any more, in this process
-current = None  # the Recorder of this process, once it trains
-_failures = {}
+current: Recorder | None = None  # the Recorder of this process, once it trains
+_failures: dict[str, str] = {}
 
 
 def arm() -> None:
@@ -69,10 +73,10 @@ class Appender:
 
     def __init__(self, name: str) -> None:
         self.path = os.path.join(options["run_dir"], name)
-        self.fd = None
+        self.fd: int | None = None
         self.written = 0
 
-    def line(self, record: Dict[str, Any]) -> None:
+    def line(self, record: dict[str, Any]) -> None:
         global off
         if off:
             return
@@ -97,19 +101,21 @@ class Recorder:
     ``sums`` maps the field names of ``brim.record.steps.Step`` to seconds, counts or bytes.
     """
 
-    def __init__(self, thread: Optional[int] = None) -> None:
+    def __init__(self, thread: int | None = None) -> None:
         from _brim_hooks import facts, sampler
 
         self.train_on(threading.get_ident() if thread is None else thread)
         self.started = self.last = now()
-        self.sums = {}
-        self.lines = {}  # "file:line" -> [reads, seconds] of device values
+        self.sums: dict[str, Any] = {}
+        self.lines: dict[str, list[float]] = {}  # "file:line" -> [reads, seconds] of device values
         self.n = 0
-        self.clocks = {}  # what ticks -> how often it has
+        self.clocks: dict[str, int] = {}  # what ticks -> how often it has
         self.phase = ""
         self.backwards = 0
+        self.batches_seen = 0
+        self.plan: Any = None  # of :mod:`_brim_hooks.window`
         self.loaded = False  # a torch DataLoader feeds this process
-        self.evaluating = None  # the number of backward passes when the model was set to eval()
+        self.evaluating: int | None = None  # backward passes when the model was set to eval()
         stem = "rank%d" % rank()
         self.file = Appender("steps.%s.%d.jsonl" % (stem, os.getpid()))
         self.file.line(facts.header())
@@ -126,7 +132,7 @@ class Recorder:
         self.last_cpu = thread_cpu(thread)
         self.last_delay = run_delay(self.native)
 
-    def wants_batches(self):
+    def wants_batches(self) -> bool:
         """No loader has shown a batch, and training is on its way."""
         return self.n >= 3 and "loader" not in self.clocks and not self.loaded
 
@@ -183,7 +189,7 @@ class Recorder:
 PATIENCE = 20.0  # seconds after torch is there, without any sign of training
 
 
-def watch_anyway():
+def watch_anyway() -> None:
     """After a while without a step, a loader or a backward, the whole process is measured."""
     if _is_launcher():
         return
@@ -192,7 +198,7 @@ def watch_anyway():
     timer.start()
 
 
-def _watch_anyway():
+def _watch_anyway() -> None:
     from _brim_hooks import worker
 
     if current is None and worker.current is None and not off:
@@ -202,7 +208,7 @@ def _watch_anyway():
             failed("whole process", error)
 
 
-def _is_launcher():
+def _is_launcher() -> bool:
     """torchrun and its like start the processes that train, and wait."""
     program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     modules = ("torch/distributed/run.py", "accelerate/commands/launch.py")
@@ -228,7 +234,7 @@ def parent_is_measured() -> bool:
     return os.path.exists(_mark(os.getppid()))
 
 
-def recorder(thread=None):
+def recorder(thread: int | None = None) -> Recorder | None:
     """This process's recorder; made at the first sign of training."""
     global current
     if current is None and not off:
@@ -255,14 +261,14 @@ def thread_cpu(ident: int) -> float:
         return time.thread_time()
 
 
-def _native_id(ident: int) -> Optional[int]:
+def _native_id(ident: int) -> int | None:
     for thread in threading.enumerate():
         if thread.ident == ident:
             return thread.native_id
     return None
 
 
-def run_delay(native: Union[int, str, None] = "self") -> Optional[float]:
+def run_delay(native: int | str | None = "self") -> float | None:
     """Seconds that a thread was runnable without a core, or None where Linux does not say."""
     path = "/proc/thread-self/schedstat" if native == "self" else "/proc/self/task/%s/schedstat"
     try:

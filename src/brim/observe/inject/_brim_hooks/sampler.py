@@ -5,12 +5,17 @@ kept the interpreter lock.  Stacks are stored once each; the step records count 
 Which cause a stack stands for is decided later, in ``brim.diagnose``.
 """
 
+from __future__ import annotations
+
 import linecache
 import os
 import random
 import sys
 import threading
 import time
+from collections.abc import Iterable
+from types import CodeType, FrameType
+from typing import Any
 
 from _brim_hooks import batches
 from _brim_hooks import recorder as _recorder
@@ -28,13 +33,13 @@ class Sampler:
     def __init__(self, owner: Any, appender: Any) -> None:
         self.owner = owner
         self.appender = appender
-        self.ids = {}
-        self.counts = {}
+        self.ids: dict[Any, str] = {}
+        self.counts: dict[str, list[float]] = {}
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.thread = threading.Thread(target=self._run, name="brim-sampler", daemon=True)
-        self.clocks = {}
-        self.cpu = {}
+        self.clocks: dict[int, int] = {}
+        self.cpu: dict[int, float] = {}
         self.looked = 0
         self.looked_at = -1
 
@@ -47,7 +52,7 @@ class Sampler:
         if threading.current_thread() is not self.thread:
             self.thread.join(1.0)
 
-    def take(self) -> Dict[str, List[float]]:
+    def take(self) -> dict[str, list[float]]:
         """Samples since the last call: {stack: [n, wall, cpu, lock wait]} in seconds."""
         with self.lock:
             counts, self.counts = self.counts, {}
@@ -104,7 +109,7 @@ class Sampler:
             c[2] += cpu
             c[3] += waited
 
-    def _look_at_call(self, owner, frame):
+    def _look_at_call(self, owner: Any, frame: FrameType | None) -> None:
         """Without a loader, the batch is what the outermost module is called with."""
         outermost = None
         while frame is not None:
@@ -117,7 +122,7 @@ class Sampler:
         values = outermost.f_locals
         batches.received(owner, [values.get("args"), values.get("kwargs")])
 
-    def _others(self) -> List[int]:
+    def _others(self) -> list[int]:
         me = threading.get_ident()
         return [i for i in sys._current_frames() if i not in (me, self.owner.thread)]
 
@@ -145,12 +150,12 @@ class Sampler:
                 c[1] += min(most, wall)
         return max(0.0, wall - cpu)
 
-    def _key(self, phase: str, frame: Optional[FrameType]) -> str:
+    def _key(self, phase: str, frame: FrameType | None) -> str:
         """The number of a stack; a new one is written out, leaf first."""
-        stack = []
+        stack: list[tuple[CodeType, int]] = []
         while frame is not None and len(stack) < MAX_DEPTH:
             code = frame.f_code
-            stack.append((code, frame.f_lineno if len(stack) < 1 or _is_user(code) else 0))
+            stack.append((code, (frame.f_lineno or 0) if len(stack) < 1 or _is_user(code) else 0))
             frame = frame.f_back
         identity = (phase, tuple(stack))
         key = self.ids.get(identity)
@@ -162,7 +167,7 @@ class Sampler:
         return key
 
     @staticmethod
-    def _frames(stack: Iterable[Tuple[CodeType, int]]) -> List[List[Any]]:
+    def _frames(stack: Iterable[tuple[CodeType, int]]) -> list[list[Any]]:
         """[[file, function, line, text], …], leaf first; text only where a line is known."""
         frames = []
         for code, line in stack:
@@ -175,7 +180,7 @@ class Sampler:
         return frames
 
 
-_user = {}
+_user: dict[CodeType, bool] = {}
 
 
 def _is_user(code: CodeType) -> bool:

@@ -1,15 +1,19 @@
 """Steps, backward, evaluation, checkpoints, caches, compilation, collectives."""
 
+from __future__ import annotations
+
 import functools
 import sys
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 from _brim_hooks import recorder as _r
 from _brim_hooks import window
 
 now = _r.now
-_data_parallel = weakref.WeakSet()
+_data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def timed(
@@ -55,8 +59,9 @@ class _Optimizers:
     """Which optimizer is stepping; wrappers of optimizers nest, and only the outermost counts."""
 
     def __init__(self) -> None:
-        self.names = {}
-        self.open = []
+        self.names: dict[int, str] = {}
+        self.open: list[int] = []
+        self.started, self.outer = 0.0, ""
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
@@ -88,7 +93,7 @@ class _Optimizers:
         window.after_step(rec)
 
 
-def _updates_on_host(optimizer):
+def _updates_on_host(optimizer: Any) -> bool:
     """A CUDA job whose optimizer updates tensors in host memory: its states are offloaded."""
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
@@ -136,7 +141,7 @@ class _Evaluation:
     """Time between ``model.eval()`` and ``model.train()`` without a backward in between."""
 
     def __init__(self) -> None:
-        self.since = {}
+        self.since: dict[int, tuple[float, int]] = {}
         self.inside = False
 
     def switched(self, module: Any, mode: bool) -> None:
@@ -188,7 +193,7 @@ def patch_cuda_memory(module: Any) -> None:
 
 def patch_dynamo(module: Any) -> None:
     """Compilation as dynamo itself brackets it; Triton's autotuning and lazy backward included."""
-    state = {}
+    state: dict[str, Any] = {}
 
     def start(args: Any) -> None:
         del args
@@ -234,7 +239,7 @@ def patch_ddp(module: Any) -> None:
     module.DistributedDataParallel.__init__ = init
 
 
-def data_parallel() -> List[Dict[str, Any]]:
+def data_parallel() -> list[dict[str, Any]]:
     """[{buckets, bucket bytes, parameters, bytes}] of the job's DDP modules."""
     found = []
     for module in list(_data_parallel):

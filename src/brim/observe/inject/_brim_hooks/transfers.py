@@ -3,15 +3,21 @@
 Armed only in a process whose tensors can be on a CUDA device, and only while it is measured.
 """
 
+from __future__ import annotations
+
 import functools
 import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 from _brim_hooks import recorder as _r
+from _brim_hooks.recorder import Recorder
 
 now = _r.now
 _NAMES = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
-_originals = {}
-_tensor = None
+_originals: dict[str, Any] = {}
+_tensor: Any = None
 
 
 def patch_tensor(module: Any) -> None:
@@ -56,10 +62,11 @@ def _wrap(original: Callable[..., Any], torch: Any) -> Callable[..., Any]:
 
 @_r.guarded
 def _note(rec: Recorder, seconds: float) -> None:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    frame = frame if frame is not None else sys._getframe(2)
+    if frame is None:
+        frame = sys._getframe(2)
     place = "read|%s:%d" % (frame.f_code.co_filename, frame.f_lineno)
     entry = rec.lines.setdefault(place, [0, 0.0])
     entry[0] += 1

@@ -1,9 +1,13 @@
 """When to measure, when to profile, when to stop; called after each step."""
 
+from __future__ import annotations
+
 import os
 import sys
+from typing import Any
 
 from _brim_hooks import recorder as _r
+from _brim_hooks.recorder import Recorder
 
 now = _r.now
 
@@ -18,11 +22,13 @@ class _Plan:
 
     def __init__(self) -> None:
         self.first = now()
-        self.profiler = None
+        self.profiler: Any = None
+        self.profiled = 0
         self.profile_done = False
-        self.probe = None
+        self.probe: Any = None
+        self.probed = 0
         self.probe_done = False
-        self.debug = []
+        self.debug: list[str] = []
 
 
 def after_step(rec: Recorder) -> None:
@@ -33,10 +39,10 @@ def after_step(rec: Recorder) -> None:
 
 
 def _after_step(rec: Recorder) -> None:
-    plan = getattr(rec, "plan", None)
-    if plan is None:
-        plan = rec.plan = _Plan()
+    if rec.plan is None:
+        rec.plan = _Plan()
         _arm_reads()
+    plan: _Plan = rec.plan
     steps = max(rec.clocks.values())
     elapsed = now() - plan.first
     if _profiling(rec, plan, steps, elapsed) or _probing(rec, plan, steps):

@@ -4,18 +4,22 @@ Each worker appends to one file per rank; a line sums the fetches of a quarter o
 one batch, whichever is longer.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import resource
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from _brim_hooks import recorder as _r
 
 now = _r.now
 EVERY = 0.25
 
-current = None  # the WorkerRecorder of this process, in a loader worker
+current: WorkerRecorder | None = None  # of this process, in a loader worker
 _timings = threading.local()
 
 
@@ -31,7 +35,8 @@ class WorkerRecorder:
         self.phase = ""
         self.who = {"pid": os.getpid(), "worker": worker_id, "workers": num_workers}
         self.file = _r.Appender("workers.rank%d.jsonl" % _r.rank())
-        self.sums = {}
+        self.sums: dict[str, float] = {}
+        self.demand: dict[str, float] = {}
         self.seen = 0
         self.last = now()
         self.usage = _usage()
@@ -47,7 +52,7 @@ class WorkerRecorder:
             _r.off = True  # ends the sampler, and every hook passes through from here on
             return
         t, usage = now(), _usage()
-        record = dict(self.who, t=t, wall=t - self.last)
+        record: dict[str, Any] = dict(self.who, t=t, wall=t - self.last)
         record.update({k: usage[k] - self.usage.get(k, 0) for k in usage})
         record.update(self.sums)
         record["threads"], record["running"] = _threads(self)
@@ -65,11 +70,11 @@ class _Tagged:
     def __init__(self, appender: _r.Appender, pid: int) -> None:
         self.appender, self.pid = appender, pid
 
-    def line(self, record: Dict[str, Any]) -> None:
+    def line(self, record: dict[str, Any]) -> None:
         self.appender.line(dict(record, pid=self.pid))
 
 
-def _usage() -> Dict[str, float]:
+def _usage() -> dict[str, float]:
     """Process-wide counters: CPU seconds, switches, faults, bytes read, waits for a core."""
     r = resource.getrusage(resource.RUSAGE_SELF)
     found = {
@@ -91,9 +96,10 @@ def _usage() -> Dict[str, float]:
     return found
 
 
-def _threads(worker: WorkerRecorder) -> Tuple[int, float]:
+def _threads(worker: WorkerRecorder) -> tuple[int, float]:
     """Number of threads, and how many on average wanted a core since the last line."""
-    previous, fresh, wanted, names = getattr(worker, "demand", {}), {}, 0.0, []
+    fresh: dict[str, float] = {}
+    wanted, names = 0.0, []
     try:
         names = os.listdir("/proc/self/task")
     except OSError:
@@ -105,7 +111,7 @@ def _threads(worker: WorkerRecorder) -> Tuple[int, float]:
         except (OSError, ValueError):
             continue
         fresh[name] = (int(on) + int(waiting)) * 1e-9
-        wanted += fresh[name] - previous.get(name, fresh[name])
+        wanted += fresh[name] - worker.demand.get(name, fresh[name])
     worker.demand = fresh
     elapsed = now() - worker.last
     return len(names), wanted / elapsed if elapsed > 0 else 0.0
@@ -130,7 +136,7 @@ def patch_worker(module: Any) -> None:
 
 
 @_r.guarded
-def _begin(args: Tuple[Any, ...]) -> None:
+def _begin(args: tuple[Any, ...]) -> None:
     global current
     current = WorkerRecorder(args[10] if len(args) > 10 else 0, args[11] if len(args) > 11 else 0)
     _patch_pickling()
@@ -166,11 +172,11 @@ def _wrap_fetch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
 
 @_r.guarded
-def _fetched(owner: Owner, wall: float, waited: float, indices: Any) -> None:
+def _fetched(owner: WorkerRecorder | _r.Recorder, wall: float, waited: float, indices: Any) -> None:
     collate = getattr(_timings, "collate", 0.0)
     owner.add("collate", collate)
     owner.add("getitem", wall - collate)
-    if owner is current:
+    if isinstance(owner, WorkerRecorder):
         owner.add("fetches", 1)
         owner.add("samples", len(indices) if isinstance(indices, (list, tuple)) else 1)
         owner.add("waiting", waited)
@@ -211,9 +217,9 @@ def _walk(data: Any, depth: int = 0) -> Iterator[Any]:
 
 
 @_r.guarded
-def _weigh(owner: Owner, data: Any) -> None:
+def _weigh(owner: WorkerRecorder | _r.Recorder, data: Any) -> None:
     """Every eighth batch: how many tensors it has, their bytes, the bytes of their storages."""
-    if owner is not current:
+    if not isinstance(owner, WorkerRecorder):
         return
     owner.seen += 1
     if owner.seen % 8 != 1:
@@ -241,4 +247,4 @@ def _patch_pickling() -> None:
             current.add("pickle_bytes", len(data))
         return data
 
-    ForkingPickler.dumps = staticmethod(dumps)
+    ForkingPickler.dumps = staticmethod(dumps)  # type: ignore[method-assign,assignment]

@@ -111,7 +111,7 @@ def known_work(out: Path) -> Json:
         time.sleep(3.0)  # the recorder starts
         phases["idle"] = _phase(lambda: time.sleep(0.05), 3.0, duty=1.0)
         for duty in (1.0, 0.5, 0.2):
-            phases[f"matmul_{duty}"] = _phase(product, 6.0, duty=duty, flops=2 * SIZE**3)
+            phases[f"matmul_{duty}"] = _phase(product, 5.0, duty=duty, flops=2 * SIZE**3)
         phases["h2d"] = _phase(
             lambda: on_device.copy_(pinned, non_blocking=True), 5.0, duty=1.0, moved=COPY_BYTES
         )
@@ -253,9 +253,10 @@ def _dmon(out: Path) -> Iterator[None]:
 # ------------------------------------------------------------------ cost, recording
 
 
-def sampling_cost(out: Path) -> Json:
-    """CPU and wall time of a sample, and of each call; no context is opened."""
+def under_load(out: Path) -> Json:
+    """CPU and wall time of a sample and of each call, no context opened; then the recording."""
     import pynvml
+    import record_nvml
 
     from brim.observe.devices import Probe
 
@@ -273,6 +274,9 @@ def sampling_cost(out: Path) -> Json:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         pids = [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        calls = _calls(pynvml, handle)
+        recording = record_nvml.record(pynvml, seconds=8.0, period=0.5)
+    (out / "h200.json").write_text(json.dumps(recording, indent=1) + "\n")
     half_second = statistics.fmean(cpus) / 0.5
     return {
         "devices": devices,
@@ -280,7 +284,7 @@ def sampling_cost(out: Path) -> Json:
         "sample_cpu_ms": _spread(cpus, 1e3),
         "core_share_at_2_hz": half_second,
         "core_share_at_2_hz_for_8_devices": half_second / max(1, devices) * 8,
-        "calls_us": _calls(pynvml, handle),
+        "calls_us": calls,
         "cuda_processes": pids,
         "own_pid": os.getpid(),
     }
@@ -321,19 +325,6 @@ def _calls(lib: Any, handle: Any) -> Json:
         except lib.NVMLError as error:
             found[name] = str(error)
     return found
-
-
-def nvml_recording(out: Path) -> Json:
-    """What NVML answers under a training-like load."""
-    import pynvml
-    import record_nvml
-
-    pynvml.nvmlInit()
-    with _load():
-        recording = record_nvml.record(pynvml, seconds=8.0, period=0.5)
-    path = out / "h200.json"
-    path.write_text(json.dumps(recording, indent=1) + "\n")
-    return {"file": path.name, "devices": len(recording["devices"])}
 
 
 # ------------------------------------------------------------------ the live view
@@ -380,7 +371,7 @@ def live_view(out: Path) -> Json:
     script = out / "train.py"
     script.write_text(TRAINING)
     folder = create(out / "runs", ["python", "train.py"], {}, "0")
-    child = Child([sys.executable, str(script), "22"], folder, output=folder / "output.log")
+    child = Child([sys.executable, str(script), "30"], folder, output=folder / "output.log")
     probe = Probe(job=child.pid, with_root=True)
     state = LiveState(probe.about(0.5))
 
@@ -397,7 +388,7 @@ def live_view(out: Path) -> Json:
         return True
 
     try:
-        end = time.monotonic() + 16
+        end = time.monotonic() + 12
         while time.monotonic() < end:
             time.sleep(0.5)
             tick()
@@ -446,7 +437,7 @@ def view_cost(out: Path) -> Json:
     recording = out / "eight.json"
     recording.write_text(json.dumps(watch_cost._recording("eight")))
     for name, source in (("this machine", None), ("fake of eight", recording)):
-        share, drawn = watch_cost.measure(source, 10.0, 3.0, [])
+        share, drawn = watch_cost.measure(source, 7.0, 2.5, [])
         found[name] = {"core_share": round(share, 5), "bytes_drawn_per_s": round(drawn)}
     return found
 
@@ -470,8 +461,7 @@ def hw(out: Path) -> Json:
 PARTS: list[tuple[str, Callable[[Path], Json]]] = [
     ("known_work", known_work),
     ("live_view", live_view),
-    ("sampling_cost", sampling_cost),
-    ("nvml_recording", nvml_recording),
+    ("under_load", under_load),
     ("view_cost", view_cost),
     ("hw", hw),
 ]

@@ -32,7 +32,10 @@ import torch
 
 from brim.model import flops
 from brim.model.config import ModelConfig, TextConfig, VisionConfig
+from brim.model.flops import Trained
 from brim.model.kernels import choose, compile_blocks, installed, kernels
+from brim.model.lora import add_lora
+from brim.model.parts import PARTS
 from brim.model.precision import use_fp8
 from brim.model.qwen3vl import Qwen3VL, Recompute
 from brim.model.weights import random_model
@@ -56,6 +59,7 @@ class Variant:
     static_patches: bool = False
     length: int = 12_288
     recompute: tuple[int, int] = (0, 0)
+    lora: int = 0
 
 
 PLAN = [
@@ -65,6 +69,8 @@ PLAN = [
     Variant(name="4B-fa4-16k", size="4B", length=16_384),
     Variant(name="8B-fa4-16k", size="8B", length=16_384),
     Variant(name="8B-fp8-rowwise", size="8B", fp8="rowwise"),
+    Variant(name="4B-lora", size="4B", lora=16, length=16_384),
+    Variant(name="8B-lora", size="8B", lora=16, length=16_384),
     Variant(name="4B-varlen", size="4B", attention="varlen"),
     Variant(name="4B-fa4-eager", size="4B", compile=False),
     Variant(name="4B-fa4-masters", size="4B", states="fp32 + masters"),
@@ -100,6 +106,8 @@ def build(variant: Variant, config: ModelConfig, device: torch.device) -> tuple[
     model.recompute = Recompute(
         text_blocks=variant.recompute[0], vision_blocks=variant.recompute[1]
     )
+    if variant.lora:
+        add_lora(model, variant.lora, 2.0 * variant.lora)
     if variant.fp8:
         use_fp8(model, variant.fp8, variant.fp8_scope)
     if picked.compile.value:
@@ -132,7 +140,9 @@ def measure(variant: Variant, args: argparse.Namespace, device: torch.device) ->
     ready = time.monotonic() - began
     syncs = sync_free(step, rows[0]) if cuda else "not a GPU"
     seconds, counted, outcome = timed(step, rows, args.steps, device)
-    total = sum(flops.step(config, c).total for c in counted)
+    frozen = dict.fromkeys(PARTS, False)
+    trained = Trained(**frozen, lora_rank=variant.lora) if variant.lora else Trained()
+    total = sum(flops.step(config, c, trained).total for c in counted)
     tokens, images = sum(c.tokens for c in counted), sum(c.images for c in counted)
     result = {
         **asdict(variant),
@@ -149,7 +159,7 @@ def measure(variant: Variant, args: argparse.Namespace, device: torch.device) ->
         "syncs": syncs,
         "loss": [losses[0].item(), outcome.loss.item()],
         "norm": outcome.norm.item(),
-        "parts": asdict(flops.step(config, rows[0].counts)),
+        "parts": asdict(flops.step(config, rows[0].counts, trained)),
     }
     if not args.no_profile:
         result["kernels"] = profile(step, rows[0], device, args.trace)

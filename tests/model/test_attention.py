@@ -64,19 +64,28 @@ def _stand_in() -> types.ModuleType:
 
     def forward(
         q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, return_lse
-    ):  # type: ignore[no-untyped-def]  # noqa: E501
+    ):  # type: ignore[no-untyped-def]
         assert cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k and return_lse
         out = math_attention(q, k, v, cu_seqlens_q, max_seqlen_q, causal)
         return out.contiguous(), q.new_zeros(q.shape[1], q.shape[0], dtype=torch.float32), None
 
     def backward(
         q, k, v, out, dout, lse, *, causal, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    ):  # type: ignore[no-untyped-def]  # noqa: E501
+    ):  # type: ignore[no-untyped-def]
         assert lse.shape == (q.shape[1], q.shape[0]) and out.shape == q.shape
-        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
-        with torch.enable_grad():
-            again = math_attention(*leaves, cu_seqlens_q, max_seqlen_q, causal)
-        return torch.autograd.grad(again, leaves, dout)
+        # an operator runs below autograd, so the gradient is written out
+        groups, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
+        qh, gh = q.transpose(0, 1), dout.transpose(0, 1)
+        kh, vh = (t.repeat_interleave(groups, dim=1).transpose(0, 1) for t in (k, v))
+        rows = torch.arange(q.shape[0])
+        segment = torch.searchsorted(cu_seqlens_q, rows, right=True)
+        hidden = (segment[:, None] != segment) | (rows[:, None] < rows)
+        weights = (qh @ kh.mT * scale).masked_fill(hidden, float("-inf")).softmax(-1)
+        slope = gh @ vh.mT
+        slope = weights * (slope - (slope * weights).sum(-1, keepdim=True)) * scale
+        dq, dk, dv = slope @ kh, slope.mT @ qh, weights.mT @ gh
+        dk, dv = (t.unflatten(0, (-1, groups)).sum(1) for t in (dk, dv))
+        return tuple(t.transpose(0, 1).contiguous() for t in (dq, dk, dv))
 
     module = types.ModuleType("flash_attn.cute.interface")
     module._flash_attn_fwd, module._flash_attn_bwd = forward, backward  # type: ignore[attr-defined]
@@ -112,7 +121,7 @@ def test_the_operators_around_flash_attention_4_carry_every_argument_and_gradien
         x = fused.clone().requires_grad_()
         block(x).square().sum().backward()
         grads.append(x.grad)
-    assert torch.allclose(*grads, rtol=1e-5, atol=1e-5)
+    assert (grads[1] - grads[0]).norm() < 1e-6 * grads[0].norm()
 
 
 @pytest.mark.usefixtures("flash_attn")

@@ -38,7 +38,7 @@ def test_a_file_and_settings_on_the_command_line_make_one_configuration(tmp_path
     assert config.model.attention == "varlen"
     assert config.data.sources[0].path == str(tmp_path / "a.jsonl")
     assert config.eval.tokens_per_row == 4096
-    assert not config.model.trained.tower and config.model.trained.text
+    assert not config.trained.tower and config.trained.text
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,8 @@ def test_a_file_and_settings_on_the_command_line_make_one_configuration(tmp_path
         ({"model": {"random": "4B", "path": "x"}}, "either model.path or model.random"),
         ({"model": {"random": "4B", "fp8": "fast"}}, "tensorwise, rowwise"),
         ({"data": {"tokens_per_rows": 1}}, "did you mean data.tokens_per_row?"),
+        ({"model": {"random": "4B", "fp8": "rowwise"}, "lora": {"r": 8}}, "do not go together"),
+        ({"model": {"random": "4B", "freeze": ["tower"]}, "lora": {"r": 8}}, "freezes every part"),
         (
             {"data": {"rows_per_step": 4}, "train": {"gradient_accumulation_steps": 2}},
             "give one of them",
@@ -81,6 +83,15 @@ def test_a_missing_model_and_freezing_everything_are_refused(tmp_path: Path) -> 
     everything = ["text", "embedding", "head", "merger", "tower"]
     with pytest.raises(ConfigError, match="nothing is left"):
         of_table({"model": {"random": "4B", "freeze": everything}}, tmp_path)
+
+
+def test_adapters_freeze_everything_else_and_default_to_twice_the_rank(tmp_path: Path) -> None:
+    config = of_table({**MODEL, "lora": {"r": 16}}, tmp_path)
+    assert config.lora.alpha == 32
+    trained = config.trained
+    assert (trained.lora_rank, trained.text, trained.embedding, trained.vision) == (
+        16, False, False, False,
+    )  # fmt: skip
 
 
 def test_a_missing_file_broken_toml_and_a_bad_setting_say_so(tmp_path: Path) -> None:

@@ -107,6 +107,26 @@ def test_a_longer_run_continues_the_shorter_one_with_the_same_losses(config: Pat
     assert first + losses("cut") == whole
 
 
+def test_adapters_are_trained_saved_for_peft_and_merged_into_a_plain_model(
+    config: Path, model_folder: Path
+) -> None:
+    settings = ["--set", "lora.r=4", "--set", "eval.sources=[]", "--set", "train.max_steps=2"]
+    assert main(["train", str(config), *settings]) == 0
+    out = config.parent / "out"
+    (checkpoint,) = (out / "checkpoints").iterdir()
+    assert (checkpoint / "adapter" / "adapter_model.safetensors").exists()
+    assert not (checkpoint / "model").exists()
+    merged, before = (
+        load(out / "model", dtype=torch.float32),
+        load(model_folder, dtype=torch.float32),
+    )
+    assert torch.equal(merged.embedding.weight, before.embedding.weight)
+    changed = merged.blocks[0].mlp.down.weight - before.blocks[0].mlp.down.weight
+    assert torch.linalg.matrix_rank(changed, rtol=1e-3) <= 4 and changed.any()
+    told = json.loads((out / "adapter" / "adapter_config.json").read_text())
+    assert told["r"] == 4 and told["lora_alpha"] == 8
+
+
 def test_print_config_shows_every_field_and_reads_nothing_else(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

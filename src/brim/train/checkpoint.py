@@ -3,7 +3,8 @@
 ::
 
     output_dir/checkpoints/step-00000500/
-        model/              Hugging Face folder: config.json, safetensors, tokenizer files
+        model/              Hugging Face folder: config.json, safetensors, tokenizer files;
+                            with adapters, adapter/ in PEFT's format instead
         optimizer-0.safetensors, …
         state.json          step, seeds, Python's and numpy's random states
         random.safetensors  torch's random states
@@ -33,6 +34,7 @@ from safetensors.torch import load_file, save_file
 
 from brim.errors import BrimError
 from brim.files import fsync_folder, write_atomic
+from brim.model.lora import load_adapter, lora_layers, save_adapter
 from brim.model.qwen3vl import Qwen3VL
 from brim.model.weights import load_into, save
 from brim.train.adamw import AdamW
@@ -99,7 +101,10 @@ class Checkpoints:
     ) -> dict[str, Any]:
         """Restore everything from ``path``; returns ``extra`` with the number of steps done."""
         state: dict[str, Any] = json.loads((path / "state.json").read_bytes())
-        load_into(model, path / "model")
+        if lora_layers(model):
+            load_adapter(model, path / "adapter")
+        else:
+            load_into(model, path / "model")
         names = [name for name, _ in optimizer_order(model, optimizer)]
         saved = _Lazy(sorted(path.glob("optimizer-*.safetensors")))
         optimizer.load_tensors(saved, names)
@@ -117,7 +122,10 @@ class Checkpoints:
         extra: Mapping[str, Any],
     ) -> None:
         folder.mkdir()
-        save(model, folder / "model", companions=self.companions)
+        if lora_layers(model):
+            save_adapter(model, folder / "adapter", base=str(self.companions or ""))
+        else:
+            save(model, folder / "model", companions=self.companions)
         names = [name for name, _ in optimizer_order(model, optimizer)]
         tensors = optimizer.tensors(names) | {f"scale.{k}": v for k, v in scale.tensors().items()}
         for number, shard in enumerate(_shards(tensors)):

@@ -61,12 +61,25 @@ class ModelTable:
             raise ConfigError("model.freeze names every part: nothing is left to train")
 
     @property
-    def trained(self) -> Trained:
-        return Trained(**{part: part not in self.freeze for part in PARTS})
-
-    @property
     def compiled(self) -> bool | None:
         return {"": None, "true": True, "false": False}[self.compile]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraTable:
+    """Adapters on every linear layer of the text blocks; all else is frozen then."""
+
+    r: int = 0
+    """Rank; 0: no adapters."""
+    lora_alpha: float = 0.0
+    """The adapters' part is scaled by lora_alpha / r; 0: twice the rank."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, lora=self, names=("r", "lora_alpha"))
+
+    @property
+    def alpha(self) -> float:
+        return self.lora_alpha or 2.0 * self.r
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,11 +150,27 @@ class Config:
     output_dir: str = "runs/train"
     """Checkpoints, the final model and the run's records."""
     model: ModelTable = field(default_factory=lambda: ModelTable(random="4B"))
+    lora: LoraTable = field(default_factory=LoraTable)
     optimizer: OptimizerTable = field(default_factory=OptimizerTable)
     train: TrainTable = field(default_factory=TrainTable)
     data: DataConfig = field(default_factory=DataConfig)
     eval: DataConfig = field(default_factory=DataConfig)
     """Sources to evaluate on; its other fields are those of data unless given."""
+
+    def __post_init__(self) -> None:
+        if self.lora.r and self.model.fp8:
+            raise ConfigError("lora.r and model.fp8 do not go together", hint="drop one of them")
+        if self.lora.r and self.model.freeze:
+            raise ConfigError(
+                "lora.r freezes every part already", hint="drop model.freeze, or lora.r"
+            )
+
+    @property
+    def trained(self) -> Trained:
+        """The parts that learn."""
+        if self.lora.r:
+            return Trained(**dict.fromkeys(PARTS, False), lora_rank=self.lora.r)
+        return Trained(**{part: part not in self.model.freeze for part in PARTS})
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> Config:
@@ -171,6 +200,7 @@ def of_table(table: Mapping[str, Any], folder: Path) -> Config:
     return Config(
         output_dir=plain.output_dir,
         model=_anchored(plain.model, folder),
+        lora=plain.lora,
         optimizer=plain.optimizer,
         train=plain.train,
         data=rows,

@@ -14,6 +14,7 @@ from brim.errors import BrimError, ConfigError
 from brim.model import flops
 from brim.model.batch import PackedBatch, RowCounts
 from brim.model.flops import Trained
+from brim.model.lora import lora_layers, merge, save_adapter
 from brim.model.qwen3vl import Qwen3VL, Recompute
 from brim.model.weights import save
 from brim.record.steps import Step
@@ -141,7 +142,11 @@ class Trainer:
         return finished
 
     def export(self, folder: Path, companions: Path | None) -> None:
-        """Write the trained model as a Hugging Face folder."""
+        """Write the trained model as a Hugging Face folder; with adapters, those as a PEFT folder
+        beside it, and the model with them merged."""
+        if lora_layers(self.model):
+            save_adapter(self.model, folder.with_name("adapter"), base=str(companions or ""))
+            merge(self.model)
         save(self.model, folder, companions=companions)
 
     @torch.no_grad()

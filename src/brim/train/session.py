@@ -14,6 +14,7 @@ from brim.data.prepare import Prepared, prepare
 from brim.errors import ConfigError, InputError
 from brim.model.config import FAMILY, ModelConfig
 from brim.model.kernels import DTYPES, Choices, choose, compile_blocks, installed, kernels
+from brim.model.lora import add_lora
 from brim.model.parts import set_trained
 from brim.model.precision import use_fp8
 from brim.model.qwen3vl import Qwen3VL, Recompute
@@ -83,7 +84,7 @@ def start(
         rows,
         Checkpoints(output / "checkpoints", keep=config.train.save_total_limit, companions=folder),
         records,
-        trained=config.model.trained,
+        trained=config.trained,
         peak=peak_flops(device, choices.dtype.value),
         say=say,
         show=show,
@@ -131,7 +132,10 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
             f"the model's tower has {model.config.vision.positions} learned positions; rows are "
             f"made for {POSITIONS_SIDE**2}"
         )
-    set_trained(model, table.trained)
+    if config.lora.r:
+        add_lora(model, config.lora.r, config.lora.alpha, seed=config.train.seed)
+    else:
+        set_trained(model, config.trained)
     model.recompute = Recompute(
         text_blocks=table.recompute_text_blocks, vision_blocks=table.recompute_vision_blocks
     )

@@ -15,6 +15,7 @@ from _brim_hooks.recorder import Recorder
 MOST = 256  # batches per process that are looked at
 MASKS = ("attention_mask", "text_attention_mask", "input_mask", "mask")
 INVERTED = ("padding_mask", "pad_mask", "key_padding_mask", "src_key_padding_mask")
+RARE = 0.05  # of the tokens that are no padding: how many may have the padding's value
 SHORTEST = 8  # a row shorter than this is no sequence
 
 
@@ -81,10 +82,15 @@ def _padding(torch: Any, rows: Any, others: list[Any]) -> int:
 
 def _run_at_end(torch: Any, rows: Any) -> int:
     """Tokens in runs of one value at the rows' ends, if the runs look like padding: the same
-    value in every row that has a run, and at least one row without one."""
+    value in every row that has a run, at least one row without one, and the value is rare
+    elsewhere (zeros at the end of counts or pixels are no padding)."""
     same = (rows == rows[:, -1:]).flip(1).to(torch.int64).cumprod(1).sum(1)
     padded = same > 1
     if not bool(padded.any()) or bool(padded.all()):
         return 0
     values = rows[:, -1][padded]
-    return int(same[padded].sum()) if bool((values == values[0]).all()) else 0
+    if not bool((values == values[0]).all()):
+        return 0
+    run = int(same[padded].sum())
+    elsewhere = int((rows == values[0]).sum()) - run
+    return run if elsewhere <= RARE * (rows.numel() - run) else 0

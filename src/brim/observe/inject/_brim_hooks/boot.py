@@ -10,8 +10,9 @@ from typing import Any
 class PostImport:
     """A meta path finder that finds nothing itself: it lets others find a module, then calls back.
 
-    The loader object stays the original one (only its ``exec_module`` is wrapped on the instance),
-    so ``inspect``, ``importlib.resources`` and pickling see what they always saw.
+    The loader object stays the original one (only its ``exec_module`` is wrapped on the instance,
+    until it is called), so ``inspect``, ``importlib.resources`` and pickling see what they always
+    saw.
     """
 
     def __init__(self, callbacks: dict[str, Callable[[Any], None]]) -> None:
@@ -36,16 +37,18 @@ class PostImport:
         return None
 
     def _wrap(self, name: str, spec: Any) -> None:
-        execute = getattr(spec.loader, "exec_module", None)
-        if execute is None:
+        loader = spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None or isinstance(loader, type):
             return
 
         def exec_module(module: Any) -> None:
+            del loader.exec_module
             execute(module)
             self._call(name, module)
 
         try:
-            spec.loader.exec_module = exec_module
+            loader.exec_module = exec_module
         except AttributeError:
             pass  # a loader with slots: this module stays unpatched
 

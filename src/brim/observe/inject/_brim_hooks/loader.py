@@ -47,16 +47,14 @@ def _wrap_next(original: Callable[[Any], Any], module: Any) -> Callable[[Any], A
         if rec is None:
             return original(self)
         _inside.loader, outer, t = True, rec.phase, now()
-        cpu = _r.thread_cpu(rec.thread)
+        cpu = rec.cpu()
         rec.phase = "input"
         ready = _ready(self)
         try:
             batch = original(self)
         finally:
             _inside.loader, rec.phase = False, outer
-            _account(
-                rec, self, now() - t, _r.thread_cpu(rec.thread) - cpu, isinstance(self, single)
-            )
+            _account(rec, self, now() - t, rec.cpu() - cpu, isinstance(self, single))
         _received(rec, ready, batch)
         return batch
 
@@ -165,8 +163,12 @@ def _patch_unpickling() -> None:
         try:
             return original(data, *args, **kwargs)
         finally:
-            where = "rebuild" if rec.mine() else "rebuild_other"
-            rec.add(where, now() - t)
-            rec.add("rebuild_bytes", len(data))
+            _rebuilt(rec, now() - t, data)
 
     ForkingPickler.loads = staticmethod(loads)
+
+
+@_r.guarded
+def _rebuilt(rec: Recorder, wall: float, data: Any) -> None:
+    rec.add("rebuild" if rec.mine() else "rebuild_other", wall)
+    rec.add("rebuild_bytes", len(data))

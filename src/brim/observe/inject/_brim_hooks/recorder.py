@@ -1,8 +1,8 @@
 """The counters of the running step, and the files of the run directory they are appended to.
 
 Every line is one ``write`` of one JSON object to a file opened for appending: a reader after
-SIGKILL sees whole lines and at most one cut one.  The first failure to write (a full disk, say)
-switches brim off in this process; the job never notices.
+SIGKILL sees whole lines and at most one cut one.  After the first failure to write (a full disk,
+say) nothing more is written, and brim leaves the process at its next step; the job never notices.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MAX_BYTES = 64 << 20  # per file; a run directory stays bounded whatever the job
 
 options: dict[str, Any] = {}
 off = False  # no hook does anything any more, in this process
+full = False  # a record could not be written: nothing is, and the next step ends the measurement
 current: Recorder | None = None  # the Recorder of this process, once it trains
 _failures: dict[str, str] = {}
 
@@ -77,8 +78,8 @@ class Appender:
         self.written = 0
 
     def line(self, record: dict[str, Any]) -> None:
-        global off
-        if off:
+        global full
+        if off or full:
             return
         data = (json.dumps(record, separators=(",", ":")) + "\n").encode("utf-8", "replace")
         try:
@@ -86,8 +87,9 @@ class Appender:
                 self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             if self.written + len(data) <= MAX_BYTES:
                 self.written += os.write(self.fd, data)
-        except OSError:
-            off = True
+        except OSError as error:
+            failed("write", error)
+            full = True
 
     def close(self) -> None:
         if self.fd is not None:
@@ -104,6 +106,7 @@ class Recorder:
     def __init__(self, thread: int | None = None) -> None:
         from _brim_hooks import facts, sampler
 
+        self.last_cpu = 0.0
         self.train_on(threading.get_ident() if thread is None else thread)
         self.started = self.last = now()
         self.sums: dict[str, Any] = {}
@@ -128,9 +131,14 @@ class Recorder:
     def train_on(self, thread: int) -> None:
         """The thread that trains; its clocks are read from wherever a tick comes."""
         self.thread = thread
-        self.native = _native_id(thread)
-        self.last_cpu = thread_cpu(thread)
+        self.native = native_id(thread)
+        self.last_cpu = self.cpu()
         self.last_delay = run_delay(self.native)
+
+    def cpu(self) -> float:
+        """CPU seconds of the training thread so far; what was known last once it has ended."""
+        value = thread_cpu(self.native)
+        return self.last_cpu if value is None else value
 
     def wants_batches(self) -> bool:
         """No loader has shown a batch, and training is on its way."""
@@ -143,7 +151,7 @@ class Recorder:
     def tick(self, clock: str) -> None:
         """The end of a step by ``clock`` (``opt<k>``, ``loader`` or ``exit``)."""
         t = now()
-        cpu, delay = thread_cpu(self.thread), run_delay(self.native)
+        cpu, delay = self.cpu(), run_delay(self.native)
         record = {
             "n": self.n,
             "t": t,
@@ -168,7 +176,7 @@ class Recorder:
     def restart(self) -> None:
         """Leave out the time since the last tick: it was brim's own."""
         self.last = now()
-        self.last_cpu, self.last_delay = thread_cpu(self.thread), run_delay(self.native)
+        self.last_cpu, self.last_delay = self.cpu(), run_delay(self.native)
         self.sums, self.lines = {}, {}
         self.sampler.take()
 
@@ -177,13 +185,15 @@ class Recorder:
         global off, current
         from _brim_hooks import facts
 
-        self.tick("exit")
-        self.sampler.stop()
-        self.file.line(facts.footer(why, _failures))
-        self.file.close()
-        _leave_mark()
-        off = True
-        current = None
+        try:
+            self.tick("exit")
+            self.sampler.stop()
+            self.file.line(facts.footer(why, _failures))
+            self.file.close()
+            _leave_mark()
+        finally:
+            off = True
+            current = None
 
 
 PATIENCE = 20.0  # seconds after torch is there, without any sign of training
@@ -235,13 +245,17 @@ def parent_is_measured() -> bool:
 
 
 def recorder(thread: int | None = None) -> Recorder | None:
-    """This process's recorder; made at the first sign of training."""
-    global current
+    """This process's recorder; made at the first sign of training.  Never raises."""
+    global current, off
     if current is None and not off:
         import atexit
 
-        current = Recorder(thread)
-        atexit.register(_at_exit, os.getpid())
+        try:
+            current = Recorder(thread)
+            atexit.register(_at_exit, os.getpid())
+        except Exception as error:  # no more threads, say: this process goes unmeasured
+            failed("recorder", error)
+            off = True
     return current
 
 
@@ -253,15 +267,22 @@ def _at_exit(pid: int) -> None:
             failed("exit", error)
 
 
-def thread_cpu(ident: int) -> float:
-    """CPU seconds of a Python thread of this process so far."""
-    try:
-        return time.clock_gettime(time.pthread_getcpuclockid(ident))
-    except (AttributeError, OSError):
+def thread_cpu(native: int | None) -> float | None:
+    """CPU seconds of a thread of this process so far; None when it has ended.
+
+    The clock's number is made as Linux makes it: asking ``pthread_getcpuclockid`` for a thread
+    that has just ended reads memory that may be gone.
+    """
+    if native is None or not hasattr(time, "clock_gettime"):
         return time.thread_time()
+    try:
+        return time.clock_gettime((~native << 3) | 6)
+    except OSError:
+        return None
 
 
-def _native_id(ident: int) -> int | None:
+def native_id(ident: int) -> int | None:
+    """The kernel's number of a Python thread; None for one that Python did not start."""
     for thread in threading.enumerate():
         if thread.ident == ident:
             return thread.native_id

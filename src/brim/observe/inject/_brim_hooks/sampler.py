@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -38,7 +39,7 @@ class Sampler:
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.thread = threading.Thread(target=self._run, name="brim-sampler", daemon=True)
-        self.clocks: dict[int, int] = {}
+        self.natives: dict[int, int] = {}
         self.cpu: dict[int, float] = {}
         self.looked = 0
         self.looked_at = -1
@@ -77,12 +78,13 @@ class Sampler:
 
     def _thread_cpu(self, ident: int) -> float:
         """CPU seconds of a Python thread since it was last asked for."""
-        try:
-            clock = self.clocks.get(ident)
-            if clock is None:
-                clock = self.clocks[ident] = time.pthread_getcpuclockid(ident)
-            value = time.clock_gettime(clock)
-        except (OSError, AttributeError):
+        native = self.natives.get(ident)
+        if native is None:
+            native = self.natives[ident] = _recorder.native_id(ident) or 0
+        value = _recorder.thread_cpu(native) if native else None
+        if value is None:  # ended, and its number may come back as another thread's
+            self.natives.pop(ident, None)
+            self.cpu.pop(ident, None)
             return 0.0
         delta = value - self.cpu.get(ident, value)
         self.cpu[ident] = value
@@ -175,9 +177,18 @@ class Sampler:
             if name.startswith(_SKIP):
                 continue
             function = getattr(code, "co_qualname", code.co_name)
-            text = linecache.getline(name, line).strip()[:160] if line else ""
+            text = _clean(linecache.getline(name, line).strip()) if line else ""
             frames.append([name, function, line, text])
         return frames
+
+
+_SECRET = re.compile(r"key|token|secret|passw|credential|auth|login", re.IGNORECASE)
+_LITERAL = re.compile(r'"[^"]*("|$)' + r"|'[^']*('|$)")
+
+
+def _clean(text: str) -> str:
+    """A source line as it may be stored: no literal of a line that may hold a secret."""
+    return (_LITERAL.sub("'***'", text) if _SECRET.search(text) else text)[:160]
 
 
 _user: dict[CodeType, bool] = {}

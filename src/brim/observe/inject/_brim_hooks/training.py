@@ -13,6 +13,7 @@ from _brim_hooks import recorder as _r
 from _brim_hooks import window
 
 now = _r.now
+CLOCKS = 8  # optimizers of a process whose steps are told apart
 _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -89,6 +90,8 @@ class _Optimizers:
         if rec.thread != threading.get_ident():
             rec.train_on(threading.get_ident())
         name = self.names.setdefault(id(optimizer), "opt%d" % len(self.names))
+        if len(self.names) > CLOCKS and name != "opt0":
+            return  # an optimizer a parameter: the first one gives the rhythm
         rec.tick(name)
         window.after_step(rec)
 

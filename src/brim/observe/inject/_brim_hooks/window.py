@@ -43,6 +43,9 @@ def _after_step(rec: Recorder) -> None:
         rec.plan = _Plan()
         _arm_reads()
     plan: _Plan = rec.plan
+    if _r.full:
+        _leave(rec, plan)
+        return
     steps = max(rec.clocks.values())
     elapsed = now() - plan.first
     if _profiling(rec, plan, steps, elapsed) or _probing(rec, plan, steps):
@@ -52,6 +55,21 @@ def _after_step(rec: Recorder) -> None:
 
         transfers.disarm()
         rec.finish("measured %d steps" % steps)
+
+
+def _leave(rec: Recorder, plan: _Plan) -> None:
+    """Nothing can be written any more: put all back as the job had it."""
+    from _brim_hooks import transfers
+
+    try:
+        if plan.probe is not None:
+            plan.probe.__exit__()
+        if plan.profiler is not None:
+            plan.profiler.on_trace_ready = None
+            plan.profiler.stop()
+    finally:
+        transfers.disarm()
+        rec.finish("records could not be written")
 
 
 def _arm_reads() -> None:
@@ -141,5 +159,9 @@ def _export(profiler: Any) -> None:
     path = os.path.join(_r.options["run_dir"], "trace.rank%d.json.gz" % _r.rank())
     if not os.path.exists(path):
         part = path.replace(".json.gz", ".part.json.gz")
-        profiler.export_chrome_trace(part)
-        os.replace(part, path)
+        try:
+            profiler.export_chrome_trace(part)
+            os.replace(part, path)
+        finally:
+            if os.path.exists(part):
+                os.unlink(part)

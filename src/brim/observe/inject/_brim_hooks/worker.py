@@ -247,4 +247,4 @@ def _patch_pickling() -> None:
             current.add("pickle_bytes", len(data))
         return data
 
-    ForkingPickler.dumps = staticmethod(dumps)  # type: ignore[method-assign,assignment]
+    ForkingPickler.dumps = staticmethod(dumps)  # type: ignore[method-assign]

@@ -112,7 +112,10 @@ def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
     print(f"brim: watching, records in {folder}", file=sys.stderr)
     options = launch.Options(steps=args.steps, warmup=args.warmup)
     begin = time.monotonic()
-    early = Early(folder, lambda found: _show(found, args, sys.stderr), warmup=args.warmup)
+    then = "ending the job" if args.stop else "the job runs on as if brim were not there"
+    early = Early(
+        folder, lambda found: _show(found, args, sys.stderr), warmup=args.warmup, then=then
+    )
     stop = early.told if args.stop else None
     with Sampler(folder, period_s=0.5), early:
         code = launch.run(command, launch.environment(folder, options), stop)

@@ -41,12 +41,17 @@ class Early:
     """Prints the verdict as soon as the steps are measured, while the job runs on."""
 
     def __init__(
-        self, folder: Path, show: Callable[[Diagnosis], None], *, warmup: int | None
+        self,
+        folder: Path,
+        show: Callable[[Diagnosis], None],
+        *,
+        warmup: int | None = None,
+        then: str = "the job runs on as if brim were not there",
     ) -> None:
         self.found: Diagnosis | None = None
         self.told = threading.Event()
         """Set when the verdict has been printed before the job's end."""
-        self._folder, self._show, self._warmup = folder, show, warmup
+        self._folder, self._show, self._warmup, self._then = folder, show, warmup, then
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="brim-early", daemon=True)
 
@@ -75,7 +80,7 @@ class Early:
             return
         self.found = found
         self.told.set()
-        print("brim: measured; the job runs on as if brim were not there", file=sys.stderr)
+        print(f"brim: measured; {self._then}", file=sys.stderr)
 
 
 def judge(folder: Path, *, warmup: int | None = None) -> Diagnosis:

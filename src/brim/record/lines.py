@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 
 class _Kind(msgspec.Struct):
@@ -26,3 +30,11 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield decode(line).kind, line
             except msgspec.DecodeError:
                 continue
+
+
+def decoded(path: Path, kind: type[T]) -> Iterator[T]:
+    """The lines that are a ``kind``; what a later version writes otherwise is left out."""
+    decode = msgspec.json.Decoder(kind).decode
+    for _, line in read_lines(path):
+        with contextlib.suppress(msgspec.ValidationError):
+            yield decode(line)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from brim.record.lines import read_lines
+from brim.record.lines import decoded, read_lines
 
 STACK_FIELDS = ("count", "wall_s", "cpu_s", "lock_s")
 
@@ -203,7 +203,7 @@ def read_process(path: Path) -> Process | None:
 def read_stacks(path: Path) -> dict[str, Stack]:
     if not path.exists():
         return {}
-    found = (msgspec.json.decode(line, type=Stack) for _, line in read_lines(path))
+    found = decoded(path, Stack)
     return {f"{s.pid}:{s.id}" if s.pid else s.id: s for s in found}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from brim.record.lines import read_lines
+from brim.record.lines import decoded
 
 
 class WorkerLine(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -55,4 +55,4 @@ def read_workers(path: Path) -> list[WorkerLine]:
     """All whole lines; an absent file is a job without loader workers."""
     if not path.exists():
         return []
-    return [msgspec.json.decode(line, type=WorkerLine) for _, line in read_lines(path)]
+    return list(decoded(path, WorkerLine))

@@ -9,7 +9,7 @@ from _decoder import Decoder
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--arm", choices=("faulty", "fixed"), default="faulty")
-parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--steps", type=int, default=32)
 args = parser.parse_args()
 
 torch.manual_seed(0)

@@ -8,7 +8,7 @@ wait for a core, and only then: are they too few, or is the work too dear for th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from brim.diagnose.causes import REPORTED_FROM
 from brim.diagnose.live.clues import Clue, where
@@ -26,6 +26,9 @@ STARVED = 0.2
 SEVERAL = 1.4
 """Threads of one worker that want a core at once, from which on they are more than one."""
 STARTUP_S = 3.0
+"""A start that the training process itself works on is looked at from here,"""
+LONG_START_S = 15.0
+"""and one that it only waits for from here."""
 PRICE = 0.1
 """Shares below this are what any worker process costs: a few milliseconds to pass a batch on, a
 batch's latency at an epoch's start."""
@@ -54,8 +57,16 @@ def clues(evidence: Evidence, workers: Workers | None, machine: Machine) -> list
     found = [_startup(evidence), _in_loop(evidence), _custom(evidence)]
     waited = evidence.seconds.get("input", 0.0)
     if waited > 0:
-        found.append(_steady(evidence, workers, machine, waited))
+        found.append(_priced(evidence, _steady(evidence, workers, machine, waited)))
     return [clue for clue in found if clue is not None]
+
+
+def _priced(evidence: Evidence, clue: Clue | None) -> Clue | None:
+    """Where batches lie ready when the loop asks, the wait is not for their making."""
+    total = evidence.total
+    if clue is None or total.ready < total.batches or clue.cause == "input.worker-restart":
+        return clue
+    return replace(clue, report_from=max(clue.report_from, PRICE))
 
 
 def _steady(
@@ -221,7 +232,7 @@ def _cpu(evidence: Evidence, workers: Workers, machine: Machine, waited: float) 
     left = allowed - used
     lines = [
         _waited(evidence, waited),
-        f"{workers.count} worker{'s' * (workers.count != 1)}: making batches "
+        f"{_number(workers)}: making batches "
         f"{percent(workers.busy)} of the time, computing {percent(workers.on_core)} of that, "
         f"without a core {percent(workers.starved)}",
         f"the job used {used:.1f} of {allowed:g} usable cores",
@@ -243,11 +254,15 @@ def _cpu(evidence: Evidence, workers: Workers, machine: Machine, waited: float) 
     return _clue("input.decode", waited, lines, workers)
 
 
+def _number(workers: Workers) -> str:
+    if workers.active < workers.count:
+        return f"{workers.active} of {workers.count} workers load, the others have no data left"
+    return f"{workers.count} worker{'s' * (workers.count != 1)}"
+
+
 def _used(evidence: Evidence, workers: Workers) -> float:
     """Cores that the training thread and its workers used."""
-    return (workers.cpu / max(workers.wall / max(1, workers.count), 1e-9)) + (
-        evidence.total.cpu / max(evidence.wall, 1e-9)
-    )
+    return workers.cpu / max(workers.span, 1e-9) + evidence.total.cpu / max(evidence.wall, 1e-9)
 
 
 def _limited(allowed: float, machine: Machine) -> bool:
@@ -277,8 +292,8 @@ def _too_few(
     batch_s = workers.fetch / max(1, workers.fetches)
     compute_s = max(1e-6, (evidence.wall - waited) / max(1, evidence.total.batches))
     needed = math.ceil(1.15 * batch_s / compute_s)
-    fit = max(workers.count + 1, math.floor(allowed))
-    number = max(workers.count + 1, min(needed, fit))
+    fit = max(workers.active + 1, math.floor(allowed))
+    number = max(workers.active + 1, min(needed, fit))
     reached = min(1.0, number * compute_s / batch_s)
     lines.append(
         f"a batch takes a worker {duration(batch_s)}, the loop {duration(compute_s)}: {needed} "
@@ -291,7 +306,7 @@ def _too_few(
         evidence=tuple(lines),
         where=where(workers.place),
         after=after,
-        facts={"workers": number, "needed": needed, "now": workers.count},
+        facts={"workers": number, "needed": needed, "now": workers.active},
     )
 
 
@@ -337,6 +352,7 @@ def _custom(evidence: Evidence) -> Clue | None:
             f"the loop waited {duration(seconds)} of {duration(evidence.wall)} in a queue that is "
             "no torch DataLoader's; what fills it was not seen",
         ),
+        facts={"custom": 1},
         where=where(site(sites[0].stack)),
     )
 
@@ -345,7 +361,9 @@ def _startup(evidence: Evidence) -> Clue | None:
     """The first batch took long, once: worth a word when it is a good part of what was seen."""
     before = evidence.chosen.before
     once = sum(s.input_iter + s.input_first for s in before)
-    if once < STARTUP_S or not before:
+    working = sum(s.input_cpu for s in before) + sum(s.input_iter for s in before)
+    # Workers that import their modules take some seconds, and that is no fault of the program.
+    if once < (STARTUP_S if working > MAIN_SHARE * once else LONG_START_S):
         return None
     seen = once + evidence.wall
     steady = evidence.seconds.get("input", 0.0) / max(evidence.wall, 1e-9)

@@ -19,6 +19,10 @@ class Workers:
 
     count: int
     """Workers of the loader."""
+    active: int
+    """Workers that made batches through most of the window; others have ended, or sleep."""
+    span: float
+    """Seconds from the first to the last step of the window."""
     pids: int
     """Worker processes seen; more than ``count`` when workers are started anew."""
     samples: int
@@ -98,6 +102,8 @@ def gather(
     weighed = max(1, total("weighed"))
     return Workers(
         count=max(line.workers for line in inside),
+        active=_active(inside, end - begin),
+        span=end - begin,
         pids=len({line.pid for line in inside}),
         samples=total("samples"),
         fetches=total("fetches"),
@@ -126,6 +132,14 @@ def gather(
         place=place,
         reading=reading,
     )
+
+
+def _active(lines: Sequence[WorkerLine], span: float) -> int:
+    """Workers whose lines cover a good part of the window; at least one."""
+    covered: dict[int, float] = defaultdict(float)
+    for line in lines:
+        covered[line.worker] += line.wall
+    return max(1, sum(seconds > 0.25 * span for seconds in covered.values()))
 
 
 class _Total:

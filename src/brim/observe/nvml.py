@@ -66,7 +66,7 @@ class Nvml:
             handle = lib.nvmlDeviceGetHandleByIndex(number)
         except lib.NVMLError as error:
             # a lost device stays a row, so that the others keep their numbers
-            self._units.append(_Lost(len(self._units), f"device {number}: {error}"))
+            self._units.append(_Lost(len(self._units), str(error)))
             return
         self._units.append(Unit(lib, handle, len(self._units)))
         for partition in _partitions(lib, handle):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 
 from brim.record.devices import Device, DeviceSample, HostSample, why_absent
 from brim.report.live_job import JobView
@@ -67,7 +67,9 @@ def rows(state: LiveState, canvas: Canvas, *, clock: str, footer: str = "") -> l
     screen = [*head, *alerts, *body, *table]
     room = canvas.height - len(foot)
     # on a screen that is too small the devices and the alerts stay
-    return [*screen[:room], *foot]
+    screen = [_cut(row, canvas.width) for row in screen[:room]]
+    gap: list[Row] = [[]] * (room - len(screen)) if foot else []
+    return [*screen, *gap, *foot]
 
 
 def plain(row: Row) -> str:
@@ -205,7 +207,7 @@ def _phases(phases: dict[str, float], canvas: Canvas) -> list[Row]:
         bar.append((glyph * count, style))
         legend.append((f"{glyph} ", style))
         legend.append((f"{name} {phases[name]:.0%}  ", ""))
-    return [bar, _cut(legend, canvas.width)]
+    return [bar, legend]
 
 
 def _bar_cells(phases: dict[str, float], canvas: Canvas) -> list[int]:
@@ -325,8 +327,9 @@ def _cut(row: Row, width: int) -> Row:
     """The row's pieces up to ``width`` cells."""
     kept: Row = []
     for text, style in row:
-        piece = text[: max(0, width)]
-        width -= len(piece)
-        if piece:
-            kept.append((piece, style))
+        cells_of = cell_len(text)
+        if cells_of > width:
+            return [*kept, (_fit(text, width), style)]
+        kept.append((text, style))
+        width -= cells_of
     return kept

@@ -108,12 +108,12 @@ class LiveState:
         return self._devices[device].last if device in self._devices else None
 
     def activity(self, device: int) -> tuple[str, list[float]]:
-        """What the sparkline shows, oldest first: tensor activity, or GPU-Util without it."""
+        """What the sparkline shows, oldest first: tensor activity, or utilisation without it."""
         with self._lock:
             history = self._devices.get(device, _History())
             if history.tensor:
                 return "tensor", list(history.tensor)
-            return "GPU-Util", list(history.util)
+            return "util", list(history.util)
 
     def throttled_totals(self, device: int) -> dict[str, float]:
         """Reason → seconds since the view began; empty where the driver does not count."""

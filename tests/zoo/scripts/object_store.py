@@ -67,7 +67,7 @@ def main() -> None:
     objects = Remote(ours.recv(), steps * 8)
     loader = DataLoader(objects, batch_size=8, num_workers=WORKERS[args.arm])
     layer = nn.TransformerEncoderLayer(256, 4, 512, batch_first=True)
-    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for step, batch in enumerate(loader):
         loss = model(batch).square().mean()

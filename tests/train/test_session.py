@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.data.sets import write_set
 from tests.train.conftest import tiny_config
 
 from brim.cli.main import main
+from brim.data.tokens import ChatTokens
 from brim.model.weights import load, random_model, save
 from brim.record.run import read_run
 
@@ -35,6 +37,24 @@ def model_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     for path in tokenizer.iterdir():
         shutil.copy(path, folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def one_tokenizer(monkeypatch: pytest.MonkeyPatch, chat_tokens: dict[str, ChatTokens]) -> None:
+    """Reading the tokenizer and checking its template takes seconds, the same in every run."""
+    read = ChatTokens.of_model
+
+    def remembered(model: Any) -> ChatTokens:
+        if str(model) not in chat_tokens:
+            chat_tokens[str(model)] = read(model)
+        return chat_tokens[str(model)]
+
+    monkeypatch.setattr(ChatTokens, "of_model", remembered)
+
+
+@pytest.fixture(scope="module")
+def chat_tokens() -> dict[str, ChatTokens]:
+    return {}
 
 
 @pytest.fixture

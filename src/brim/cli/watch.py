@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,7 +148,7 @@ class _Watch:
             state.about = about
             state.add(devices, host)
 
-        feed = Feed(probe, args.interval, consume, record=args.record)
+        feed = Feed(probe, args.interval, consume, record=self._record_to())
         self._stack.callback(feed.close)
         if feed.record_error:
             raise InputError(feed.record_error)
@@ -157,6 +158,15 @@ class _Watch:
 
             self._follower = JobFollower(self._folder)
         return feed, state
+
+    def _record_to(self) -> Path | None:
+        """A command's run directory gets its devices without being asked."""
+        from brim.record.devices import FILE
+
+        if self._args.record is None and self._child is not None and self._folder is not None:
+            return self._folder / FILE
+        path: Path | None = self._args.record
+        return path
 
     def _follow(self) -> None:
         if self._follower is not None:
@@ -180,16 +190,15 @@ class _Watch:
 
     def _loop(self) -> None:
         """Sample until a signal or the job's end."""
-        stopped = False
+        stopped = threading.Event()
 
         def stop(number: int, frame: object) -> None:
-            nonlocal stopped
-            stopped = True
+            stopped.set()
 
         before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
-            while not stopped and self._tick():
-                time.sleep(self._args.interval)
+            while not stopped.wait(self._args.interval) and self._tick():
+                pass
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -147,6 +147,8 @@ def _integers(name: str, values: list[Any], count: int) -> Int64:
 EMPTY: Final = Args()
 _LATEST: Final = 9e15
 """µs: later times do not fit into 64-bit nanoseconds."""
+_LONGEST: Final = 1e11
+"""µs: a day, more than any event lasts."""
 _TYPES: Final = {"name": np.int32, "kind": np.uint8, "device": np.int32, "stream": np.int32,
                  "collective": np.int32, "thread": np.int32, "dims": np.int32, "types": np.int32,
                  "stack": np.int32}  # fmt: skip
@@ -194,7 +196,7 @@ class ColumnBuilder:
         start = _starts(group)
         duration = np.fromiter(map(_dur, group), np.float64, len(group))
         self.negative += int((duration < 0).sum())
-        length = np.rint(np.clip(duration, 0.0, 1e15) * 1000.0).astype(np.int64)
+        length = np.rint(np.clip(duration, 0.0, _LONGEST) * 1000.0).astype(np.int64)
         names = np.fromiter(map(self.names.__getitem__, map(_name, group)), np.int32, len(group))
         return {"start": start, "end": start + length, "name": names}
 

@@ -363,7 +363,10 @@ class EventReader:
         try:
             return self._typed_tail(text)
         except msgspec.DecodeError:
-            document = _json(text) or _json(repaired(text))
+            document = _json(text)
+        if document is None:
+            document = _json(repaired(text))
+            self._repaired = document is not None
         if isinstance(document, dict):
             events = document.pop("traceEvents", None)
             self.metadata.update(document)

@@ -156,6 +156,7 @@ def _rank_row(job: Job, at: int, rank: Rank) -> RankRow:
     time, late = rank.time, job.straggling
     info = rank.trace.devices.get(rank.device.main_device)
     by_cause = sorted(rank.idle.items(), key=lambda item: -item[1])
+    window = rank.window_ns / 1e3
     held = by_cause[0][0] if by_cause and time.idle_us > time.compute_us else "compute"
     return RankRow(
         rank=rank.trace.rank,
@@ -163,10 +164,10 @@ def _rank_row(job: Job, at: int, rank: Rank) -> RankRow:
         device=info.name if info is not None else "",
         window_us=time.window_us,
         steps=len(rank.steps),
-        compute=time.compute_us / time.window_us,
-        exposed_comm=time.exposed_comm_us / time.window_us,
-        exposed_copy=time.exposed_copy_us / time.window_us,
-        idle=time.idle_us / time.window_us,
+        compute=time.compute_us / window,
+        exposed_comm=time.exposed_comm_us / window,
+        exposed_copy=time.exposed_copy_us / window,
+        idle=time.idle_us / window,
         idle_by_cause={cause: ns / rank.window_ns for cause, ns in by_cause},
         comm_wait_us=late.wait_ns[at] / 1e3 if late is not None else None,
         late_us=late.late_ns[at] / 1e3 if late is not None else None,

@@ -119,6 +119,8 @@ def entries(shares: Shares) -> list[Entry]:
     """The account in the order of the parts, largest first in each; sums to 1 exactly."""
     rows = sorted(shares.items(), key=lambda item: (_ORDER[item[0][0]], -item[1]))
     rows = [(key, share) for key, share in rows if share > 0]
+    if not rows:  # a window of no length
+        return [Entry(part="unknown", cause=UNKNOWN, share=1.0)]
     largest = max(range(len(rows)), key=lambda at: rows[at][1])
     rest = 1.0 - math.fsum(share for at, (_, share) in enumerate(rows) if at != largest)
     return [

@@ -227,15 +227,19 @@ class HostSide:
         """Tell copies that block from those that do not, and syncs that belong to a copy."""
         device = self.trace.device
         copies = np.flatnonzero((device.kind == DeviceKind.MEMCPY) & (self.launch >= 0))
-        meaning = [copy_meaning(name) for name in self.trace.names]
-        for row, index in zip(self.launch[copies], copies, strict=True):
-            what = meaning[device.name[index]]
-            if what == "read":
+        direction = [copy_direction(name) for name in self.trace.names]
+        crossing: set[int] = set()
+        for row, index in zip(self.launch[copies].tolist(), copies.tolist(), strict=True):
+            way = direction[device.name[index]]
+            if way not in ("h2d", "d2h"):
+                continue
+            crossing.add(row)
+            if way == "d2h":
                 large = int(device.n_bytes[index]) > SMALL_BYTES
                 state[row] = State.TRANSFER if large else State.READ
-            elif what == "pageable":
+            elif is_pageable(self.trace.names[device.name[index]]):
                 state[row] = State.TRANSFER
-        self._follow(state, {int(row) for row in self.launch[copies]})
+        self._follow(state, crossing)
 
     def _follow(self, state: UInt8, copies: set[int]) -> None:
         """A sync right behind a copy on the same thread waits for that copy."""
@@ -261,10 +265,13 @@ class HostSide:
 
     @cached_property
     def launching_threads(self) -> list[int]:
-        """Threads that feed a device (most launches first, at most 16) and the loop's thread."""
-        launches = self.launch[self.launch >= 0]
-        threads, counts = np.unique(self.events.thread[launches], return_counts=True)
-        feeding = [int(t) for t in threads[np.argsort(-counts, kind="stable")][:16]]
+        """Threads that feed a device (most launches first, then who launched first; at most 16)
+        and the loop's thread."""
+        launches = np.sort(self.launch[self.launch >= 0])
+        threads, first, counts = np.unique(
+            self.events.thread[launches], return_index=True, return_counts=True
+        )
+        feeding = [int(t) for t in threads[np.lexsort((first, -counts))][:16]]
         loop = self.loop_thread
         return feeding if loop is None or loop in feeding else [*feeding, loop]
 
@@ -319,11 +326,3 @@ def _exclusive(layers: list[Spans]) -> list[Spans]:
         out.append(layer - covered)
         covered = covered | layer
     return out
-
-
-def copy_meaning(name: str) -> str:
-    """``read`` (to the host), ``pageable`` (to the device, blocking) or empty."""
-    direction = copy_direction(name)
-    if direction == "d2h":
-        return "read"
-    return "pageable" if direction == "h2d" and is_pageable(name) else ""

@@ -31,6 +31,8 @@ class Nest:
 
     def innermost(self, time: Int64) -> Int64:
         """Position (not row) of the innermost span around each time, or -1."""
+        if not len(self.rows):
+            return np.full(len(time), -1, np.int64)
         at = np.searchsorted(self.start, time, side="right") - 1
         while True:
             over = (at >= 0) & (self.end[np.maximum(at, 0)] <= time)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,8 @@ def create(root: Path, command: Sequence[str], host: dict[str, Any], version: st
             break
         except FileExistsError:
             folder = root / f"{name}.{attempt}"
+    else:
+        raise FileExistsError(errno.EEXIST, "a thousand runs began in this second", str(folder))
     started = now.astimezone().isoformat(timespec="seconds")
     info = RunInfo(brim=version, command=scrub(command), started=started, host=host)
     save_info(folder, info)
@@ -91,16 +94,25 @@ def finish(folder: Path, *, exit_code: int, wall_s: float) -> None:
 
 def _slug(command: Sequence[str]) -> str:
     """``python -m my.train --x`` → ``my-train``."""
-    words = [w for w in command if not w.startswith("-") and "=" not in w]
+    clean = scrub(command)
+    words = [w for w in clean if not w.startswith("-") and "=" not in w and HIDDEN not in w]
     scripts = [w for w in words if w.endswith((".py", ".sh", ".yaml", ".toml"))]
     word = (scripts or words[1:2] or words or ["job"])[0]
     stem = Path(word).stem if scripts else word.replace(".", "-")
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:40] or "job"
 
 
-_SECRET_FLAG = re.compile(r"(key|token|secret|passw|credential|auth)", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,})")
-_URL_LOGIN = re.compile(r"(\w+://)[^/\s@]+@")
+HIDDEN = "***"
+_NAME = r"(?:key|token(?!i[sz])|secret|passw|passphrase|credential|auth)"
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"""([\w.-]*{_NAME}[\w.-]*["']?\s*[:=]\s*["']?)((?:bearer\s+|basic\s+)?[^\s"'&,;}}]+)""",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(
+    r"(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|eyJ)[A-Za-z0-9_.-]{8,}"
+)
+_URL_LOGIN = re.compile(r"(\w+://)[^/\s]*@")
 
 
 def scrub(command: Sequence[str]) -> list[str]:
@@ -109,18 +121,29 @@ def scrub(command: Sequence[str]) -> list[str]:
     hide_next = False
     for word in command:
         if hide_next and not word.startswith("-"):
-            clean.append("***")
+            clean.append(word if _is_count(clean[-1], word) else HIDDEN)
             hide_next = False
             continue
-        flag, equals, _ = word.partition("=")
-        secret = bool(_SECRET_FLAG.search(flag)) and "tokenizer" not in flag.lower()
-        named = word.startswith("-") or bool(equals)
-        if secret and named and equals:
-            word = f"{flag}=***"
-        hide_next = secret and word.startswith("-") and not equals
-        word = _SECRET_VALUE.sub("***", word)
-        clean.append(_URL_LOGIN.sub(r"\1***@", word))
+        hide_next = word.startswith("-") and "=" not in word and _is_secret(word)
+        clean.append(_scrubbed(word))
     return clean
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name))
+
+
+def _is_count(name: str, value: str) -> bool:
+    """``--max-tokens 4096`` is a number of tokens and no token."""
+    return value.isdigit() and "tokens" in name.lower()
+
+
+def _scrubbed(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    if equals and _is_secret(flag) and "://" not in flag and not _is_count(flag, value):
+        return f"{flag}={HIDDEN}"
+    word = _SECRET_VALUE.sub(HIDDEN, _URL_LOGIN.sub(rf"\1{HIDDEN}@", word))
+    return _ASSIGNED.sub(lambda m: m[0] if _is_count(m[1], m[2]) else m[1] + HIDDEN, word)
 
 
 def is_run(folder: Path) -> bool:

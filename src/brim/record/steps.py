@@ -7,6 +7,7 @@ All times are seconds; ``t`` is CLOCK_MONOTONIC and comparable between processes
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,10 @@ import msgspec
 
 from brim.record.lines import decoded, read_lines
 
-STACK_FIELDS = ("count", "wall_s", "cpu_s", "lock_s")
+EVEN = 0.1
+"""Clocks whose relative spread differs by less than this are equally even."""
+RARE = 0.1
+"""An optimizer that steps less often than this share of the busiest one is no clock."""
 
 
 class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -188,12 +192,13 @@ def read_process(path: Path) -> Process | None:
     footer: Footer | None = None
     steps: list[Step] = []
     for kind, line in read_lines(path):
-        if kind == "header":
-            header = msgspec.json.decode(line, type=Header)
-        elif kind == "footer":
-            footer = msgspec.json.decode(line, type=Footer)
-        else:
-            steps.append(msgspec.json.decode(line, type=Step))
+        with contextlib.suppress(msgspec.ValidationError):  # not a line of this version
+            if kind == "header":
+                header = msgspec.json.decode(line, type=Header)
+            elif kind == "footer":
+                footer = msgspec.json.decode(line, type=Footer)
+            else:
+                steps.append(msgspec.json.decode(line, type=Step))
     if header is None:
         return None
     stacks = path.with_name(path.name.replace("steps.", "stacks.", 1))
@@ -237,10 +242,11 @@ def _sum_tables(tables: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def regular(steps: Sequence[Step]) -> tuple[str, list[Step]]:
     """The clock of the training loop and its steps.
 
-    An optimizer's steps are preferred; of several optimizers the one that ticks most evenly for
-    its number (a critic that steps five times for one step of the generator is no clock).  Without
-    an optimizer the loader's rhythm serves, then backward's, then the whole process is one step.
-    What follows the last tick belongs to no step.
+    An optimizer's steps are preferred; of several optimizers the one that ticks most evenly, and of
+    equals the one that ticks less often (a critic that steps five times for one step of the
+    generator is no clock), unless that is rare.  Without an optimizer the loader's rhythm serves,
+    then backward's, then the whole process is one step.  What follows the last tick belongs to no
+    step.
     """
     ticks: dict[str, list[float]] = {}
     for step in steps:
@@ -248,7 +254,9 @@ def regular(steps: Sequence[Step]) -> tuple[str, list[Step]]:
     for kind in ("opt", "loader", "backward"):
         clocks = {c: t for c, t in ticks.items() if c.startswith(kind) and len(t) >= 3}
         if clocks:
-            clock = min(clocks, key=lambda c: (_unevenness(clocks[c]), c))
+            most = max(map(len, clocks.values()))
+            often = {c: t for c, t in clocks.items() if len(t) >= RARE * most}
+            clock = min(often, key=lambda c: (_unevenness(often[c]) // EVEN, len(often[c]), c))
             return clock, _merged_at(steps, clock)
     return "exit", [merge(steps)] if steps else []
 

@@ -1,0 +1,281 @@
+"""The data layer against what it replaces, on one machine.
+
+usage: python benchmarks/data.py --photos DIR --model FOLDER [--sections cpu,pack] [--seconds 8]
+
+cpu     images a second of one core, file → what the model takes: brim's decode, resize and patches
+        against the Pillow back end of transformers' processor (and torchvision's where it is)
+loader  both processes' CPU a image, and images a second, rows from disk to the trainer: brim's
+        loader against the processor in a DataLoader worker
+pack    waste and time of the packer on LLaVA-like lengths; against PyPI's binpacking if installed
+scan    records planned a second
+memory  resident memory of the loader process over many rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from brim.data.config import DataConfig
+from brim.data.geometry import Vision
+from brim.data.indices import write_patches
+from brim.data.loader import Loader
+from brim.data.packing import pack
+from brim.data.prepare import Prepared, prepare
+from brim.data.resize import load_image
+from brim.data.sources import SourceConfig
+
+MAX_PIXELS = 1 << 20
+WORDS = [
+    "a",
+    "the",
+    "cat",
+    "dog",
+    "sits",
+    "stands",
+    "on",
+    "under",
+    "table",
+    "house",
+    "red",
+    "blue",
+    "with",
+    "and",
+    "near",
+    "of",
+    "man",
+    "woman",
+]
+
+
+def rate(work: Callable[[Path], object], files: list[Path], seconds: float) -> float:
+    """Images a second of CPU time, one thread."""
+    for file in files[:3]:
+        work(file)
+    start, count = time.process_time(), 0
+    while time.process_time() - start < seconds:
+        work(files[count % len(files)])
+        count += 1
+    return count / (time.process_time() - start)
+
+
+def brim_image(file: Path) -> np.ndarray:
+    vision = Vision(max_pixels=MAX_PIXELS)
+    pixels = load_image(file.read_bytes(), vision)
+    out = np.empty((pixels.shape[0] * pixels.shape[1] // 256, 768), np.uint8)
+    write_patches(pixels, out, 16, 2)
+    return out
+
+
+def processor(kind: str) -> Any:
+    size = {"shortest_edge": 65_536, "longest_edge": MAX_PIXELS}
+    options = {"patch_size": 16, "size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    if kind == "pillow":
+        from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as module
+
+        return module.Qwen2VLImageProcessorPil(**options)
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+
+    return Qwen2VLImageProcessor(**options)
+
+
+def processed(file: Path, model: Any) -> torch.Tensor:
+    with Image.open(file) as image:
+        values: torch.Tensor = model(image.convert("RGB"), return_tensors="pt")["pixel_values"]
+    return values
+
+
+def section_cpu(files: list[Path], seconds: float) -> dict[str, float]:
+    torch.set_num_threads(1)
+    found = {"brim_images_s": rate(brim_image, files, seconds)}
+    for kind in ("pillow", "torchvision"):
+        try:
+            model = processor(kind)
+        except (ImportError, RuntimeError):
+            continue  # torchvision is not installed, or not for this torch
+        found[f"{kind}_processor_images_s"] = rate(
+            lambda f, m=model: processed(f, m), files, seconds
+        )
+    sample = files[: min(20, len(files))]
+    found["brim_bytes_per_image"] = float(np.mean([brim_image(f).nbytes for f in sample]))
+    model = processor("pillow")
+    found["processor_bytes_per_image"] = float(
+        np.mean([processed(f, model).nbytes for f in sample])
+    )
+    return found
+
+
+class Processed(Dataset[torch.Tensor]):
+    """What users of the processor do: decode and process in ``__getitem__``."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+        self.model: Any = None
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.model is None:
+            torch.set_num_threads(1)
+            self.model = processor("pillow")
+        return processed(self.files[index % len(self.files)], self.model)
+
+
+def cpu_of(processes: list[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return sum(t.user + t.system for t in times)
+
+
+def flow(rows: Iterator[int], pids: Callable[[], list[int]], seconds: float) -> dict[str, float]:
+    """Images a second and CPU milliseconds an image of this process and its helpers."""
+    next(rows)
+    processes = [psutil.Process(), *map(psutil.Process, pids())]
+    cpu, start, images = cpu_of(processes), time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        images += next(rows)
+    return {
+        "images_s": images / (time.perf_counter() - start),
+        "cpu_ms_per_image": 1e3 * (cpu_of(processes) - cpu) / images,
+    }
+
+
+def section_loader(prepared: Prepared, files: list[Path], seconds: float) -> dict[str, Any]:
+    with Loader(prepared) as loader:
+
+        def rows() -> Iterator[int]:
+            for row in loader:
+                images = row.counts.images
+                row.release()
+                yield images
+
+        ours = flow(rows(), lambda: [loader._process.pid] if loader._process else [], seconds)
+    workers = DataLoader(Processed(files), batch_size=8, collate_fn=torch.cat, num_workers=1)
+    batches = iter(workers)
+    children = psutil.Process().children()
+    theirs = flow((8 for _ in batches), lambda: [p.pid for p in children], seconds)
+    del batches
+    return {"brim": ours, "pillow_processor_in_a_worker": theirs}
+
+
+def lengths(count: int) -> np.ndarray:
+    """LLaVA-like: 85 % with an image of 300 to 1300 pixels a side, texts log-normal."""
+    rng = np.random.default_rng(0)
+    sides = rng.integers(300, 1300, (2, count)) // 32
+    visual = np.where(rng.random(count) < 0.85, sides.prod(axis=0), 0)
+    return np.minimum(visual + rng.lognormal(5.3, 0.7, count).astype(np.int64) + 30, 8192)
+
+
+def section_pack(count: int) -> dict[str, Any]:
+    sizes = lengths(count)
+    order = np.random.default_rng(1).permutation(count)
+    start = time.process_time()
+    rows = pack(sizes, order, 8192)
+    found: dict[str, Any] = {
+        "samples": count,
+        "brim": {
+            "cpu_s": time.process_time() - start,
+            "waste": float(1 - sizes.sum() / (len(rows) * 8192)),
+        },
+    }
+    try:
+        import binpacking
+    except ImportError:
+        return found
+    part, window = order[:20_000], 1000
+    start, used = time.process_time(), 0
+    for at in range(0, len(part), window):  # as trainers call it: a window of samples at a time
+        weights = dict(enumerate(sizes[part[at : at + window]].tolist()))
+        used += len(binpacking.to_constant_volume(weights, 8192))
+    spent = time.process_time() - start
+    found["binpacking"] = {
+        "samples": len(part),
+        "cpu_s": spent,
+        "cpu_s_per_million": spent * 1e6 / len(part),
+        "waste": float(1 - sizes[part].sum() / (used * 8192)),
+    }
+    return found
+
+
+def write_set(folder: Path, photos: Path, count: int) -> Path:
+    rng = random.Random(0)
+    names = sorted(p.name for p in photos.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
+    path = folder / "train.jsonl"
+    with path.open("w") as f:
+        for _ in range(count):
+            question = " ".join(rng.choices(WORDS, k=rng.randint(5, 25)))
+            answer = " ".join(rng.choices(WORDS, k=int(rng.lognormvariate(4.2, 0.8)) + 1))
+            turns = [
+                {"from": "human", "value": f"<image>\n{question}?"},
+                {"from": "gpt", "value": answer},
+            ]
+            record = {"image": rng.choice(names), "conversations": turns}
+            f.write(json.dumps(record) + "\n")
+    return path
+
+
+def planned(folder: Path, photos: Path, model: str, count: int) -> tuple[Prepared, float]:
+    source = SourceConfig(path=str(write_set(folder, photos, count)), image_root=str(photos))
+    config = DataConfig(sources=(source,), max_pixels=MAX_PIXELS)
+    prepare(config, model, cache=folder / "warm")  # imports and page cache
+    start = time.perf_counter()
+    prepared = prepare(config, model, cache=folder / "cold")
+    return prepared, count / (time.perf_counter() - start)
+
+
+def section_memory(prepared: Prepared, rows: int) -> dict[str, float]:
+    """Resident memory that is the process's own: the shared slots are bounded by their budget."""
+    seen = []
+    with Loader(prepared) as loader:
+        for number in range(rows):
+            next(loader).release()
+            if number in (rows // 4, rows - 1):
+                assert loader._process is not None
+                info = psutil.Process(loader._process.pid).memory_info()
+                seen.append((info.rss - info.shared) / 2**20)
+    return {"rows": rows, "mib_after_a_quarter": seen[0], "mib_at_the_end": seen[1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--photos", type=Path, required=True, help="a folder of JPEG photographs")
+    parser.add_argument("--model", required=True, help="a model's folder (its tokenizer)")
+    parser.add_argument("--sections", default="cpu,loader,pack,scan,memory")
+    parser.add_argument("--seconds", type=float, default=8, help="of each measurement")
+    parser.add_argument("--samples", type=int, default=20_000)
+    parser.add_argument("--pack", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=400, help="of the memory section")
+    args = parser.parse_args()
+    wanted = set(args.sections.split(","))
+    files = sorted(p for p in args.photos.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
+    found: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "photos": len(files)}
+    if "cpu" in wanted:
+        found["cpu"] = section_cpu(files, args.seconds)
+    if "pack" in wanted:
+        found["pack"] = section_pack(args.pack)
+    if wanted & {"loader", "scan", "memory"}:
+        with tempfile.TemporaryDirectory() as folder:
+            prepared, speed = planned(Path(folder), args.photos, args.model, args.samples)
+            found["scan"] = {"records_s": speed, "samples": args.samples}
+            if "loader" in wanted:
+                found["loader"] = section_loader(prepared, files, args.seconds)
+            if "memory" in wanted:
+                found["memory"] = section_memory(prepared, args.rows)
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -194,3 +194,43 @@ def test_a_folder_that_is_not_there_is_wrong_usage(
 
     assert main(["hw", str(tmp_path / "absent")]) == InputError.exit_code
     assert "No such file" in capsys.readouterr().err
+
+
+def test_measuring_without_a_device_measures_the_cpu_and_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from brim.cli.main import main
+    from brim.hardware.attainable import load
+
+    answers = {
+        "devices": {"torch": "2.13.0+cpu", "arch_list": [], "devices": []},
+        "matmul": {"name": "cpu", "matmul_flops": {"fp32": 5.6e10}, "torch": "2.13"},
+        "copies": {"copy_bytes_s": {}},
+        "decode": {"images_s": {"pillow": 50.0, "simplejpeg": 90.0}},
+    }
+    monkeypatch.setattr(
+        collecting, "_child", lambda what, say, doing, notes, *arguments: answers[what]
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    assert main(["hw", str(tmp_path / "data"), "--measure"]) == 0
+    out = capsys.readouterr().out
+    assert "fp32 56 GFLOP/s" in out and "simplejpeg 90 images of 1 Mpx" in out
+    assert "figures kept in" in out and "with eight readers" in out
+    # a later look shows what was kept
+    kept = load(tmp_path / "cache" / "brim" / "attainable.json")
+    assert kept.decode is not None and len(kept.storage) == 1
+    assert main(["hw"]) == 0
+    assert "fp32 56 GFLOP/s" in capsys.readouterr().out
+
+
+def test_a_cache_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from brim.cli.main import main
+
+    monkeypatch.setattr(collecting, "_child", lambda *_: None)
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["hw", "--measure"]) == 1
+    assert "point XDG_CACHE_HOME" in capsys.readouterr().err

@@ -33,8 +33,6 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """``bf16 fp16 fp32 tf32 fp8`` → FLOP/s of the best square product, on random data."""
     copy_bytes_s: dict[str, float] = {}
     """``h2d-pinned h2d-pageable d2h-pinned d2d`` → bytes/s; ``d2d`` counts read and write."""
-    clock_mhz: float | None = None
-    power_w: float | None = None
 
 
 class DecodeFigures(msgspec.Struct, frozen=True, kw_only=True):

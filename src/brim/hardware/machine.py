@@ -89,4 +89,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     nccl: list[Variable] = []
     storage: Disk | None = None
     decode: DecodeFigures | None = None
+    cpu: DeviceFigures | None = None
+    """Matrix products on the CPU, measured where there is no device."""
     notes: list[str] = []

@@ -189,7 +189,11 @@ def sm_name(capability: Capability) -> str:
 def _cpu_dtype(gpu: Gpu | None) -> Choice:
     if gpu is not None:  # ROCm
         return Choice(name="dtype", value="bfloat16", why=f"{gpu.arch} has bf16 matrix cores")
-    return Choice(name="dtype", value="float32", why="no accelerator; CPUs emulate bf16 slowly")
+    return Choice(
+        name="dtype",
+        value="float32",
+        why="no accelerator; bf16 is fast only on CPUs with AMX or AVX-512 BF16",
+    )
 
 
 def _decode(capability: Capability | None, gpu: Gpu | None) -> Choice:

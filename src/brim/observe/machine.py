@@ -75,6 +75,7 @@ def collect(
         nccl=[Variable(**asdict(v)) for v in nccl.variables()],
         storage=_disk(folder, store) if folder is not None else None,
         decode=store.decode,
+        cpu=store.device("cpu"),
     )
 
 

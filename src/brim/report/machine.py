@@ -24,6 +24,9 @@ def render(machine: Machine, console: Console) -> None:
         shown.append(device)
     if not machine.devices:
         _line(console, "devices", f"none: {machine.why_no_device}", style="yellow")
+        if machine.cpu is not None:
+            products = [f"{t} {rate(v, 'FLOP')}" for t, v in machine.cpu.matmul_flops.items()]
+            _line(console, "CPU reaches", " · ".join(products))
     _cores(machine, console)
     _decode(machine, console)
     if machine.storage is not None:

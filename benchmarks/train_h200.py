@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from brim.model import flops
+from brim.model.batch import PackedBatch, RowCounts
 from brim.model.config import ModelConfig, TextConfig, VisionConfig
 from brim.model.flops import Trained
 from brim.model.kernels import choose, compile_blocks, installed, kernels
@@ -40,7 +41,7 @@ from brim.model.precision import use_fp8
 from brim.model.qwen3vl import Qwen3VL, Recompute
 from brim.model.weights import random_model
 from brim.train.adamw import AdamW, decay_groups
-from brim.train.step import TrainStep
+from brim.train.step import Outcome, TrainStep
 from brim.train.synthetic import photographs
 
 BF16_PEAK = 989e12
@@ -60,22 +61,33 @@ class Variant:
     length: int = 12_288
     recompute: tuple[int, int] = (0, 0)
     lora: int = 0
+    accumulate: int = 1
+    """Rows of one optimizer step."""
+    budget: float = 0.9
+    """Share of activations kept, see brim.model.kernels.ACTIVATION_BUDGET."""
 
 
 PLAN = [
     Variant(name="4B-fa4", size="4B"),
-    Variant(name="8B-fa4", size="8B"),
-    Variant(name="8B-fp8-tensorwise", size="8B", fp8="tensorwise"),
+    Variant(name="8B-fa4", size="8B", length=8192, accumulate=2),
+    Variant(name="8B-fp8-tensorwise", size="8B", length=8192, accumulate=2, fp8="tensorwise"),
     Variant(name="4B-fa4-16k", size="4B", length=16_384),
-    Variant(name="8B-fa4-16k", size="8B", length=16_384),
-    Variant(name="8B-fp8-rowwise", size="8B", fp8="rowwise"),
+    Variant(name="4B-fa4-16k-x4", size="4B", length=16_384, accumulate=4),
+    Variant(name="8B-fp8-rowwise", size="8B", length=8192, accumulate=2, fp8="rowwise"),
+    Variant(
+        name="8B-fp8-rowwise-gw", size="8B", length=8192, accumulate=2, fp8="rowwise_with_gw_hp"
+    ),
+    Variant(
+        name="8B-fp8-both", size="8B", length=8192, accumulate=2, fp8="tensorwise", fp8_scope="both"
+    ),
     Variant(name="4B-lora", size="4B", lora=16, length=16_384),
     Variant(name="8B-lora", size="8B", lora=16, length=16_384),
     Variant(name="4B-varlen", size="4B", attention="varlen"),
-    Variant(name="4B-fa4-eager", size="4B", compile=False),
-    Variant(name="4B-fa4-masters", size="4B", states="fp32 + masters"),
-    Variant(name="4B-fa4-static", size="4B", static_patches=True),
     Variant(name="4B-mixed-attention", size="4B", attention="varlen", vision_attention="fa4"),
+    Variant(name="4B-fa4-eager", size="4B", length=8192, compile=False),
+    Variant(name="4B-fa4-masters", size="4B", length=8192, states="fp32 + masters"),
+    Variant(name="4B-fa4-static", size="4B", static_patches=True),
+    Variant(name="4B-fa4-keep-all", size="4B", budget=1.0),
 ]
 KINDS = (
     # first match wins; names as CUDA and Inductor print them
@@ -111,7 +123,9 @@ def build(variant: Variant, config: ModelConfig, device: torch.device) -> tuple[
     if variant.fp8:
         use_fp8(model, variant.fp8, variant.fp8_scope)
     if picked.compile.value:
-        compile_blocks(model, static_patches=variant.static_patches)
+        compile_blocks(
+            model, static_patches=variant.static_patches, activation_budget=variant.budget
+        )
     masters = variant.states.startswith("fp32")
     optimizer = AdamW(
         decay_groups(model.named_parameters(), 0.1),
@@ -135,11 +149,13 @@ def measure(variant: Variant, args: argparse.Namespace, device: torch.device) ->
     if args.dry:
         source = small_rows(config, length)
     rows = [row.to(device) for row in itertools.islice(source, args.rows)]
-    losses = [step([row], 1e-5).loss for row in rows[: max(2, args.rows)]]
+    batches = grouped(rows, variant.accumulate)
+    losses = [step(batch, 1e-5).loss for batch in batches]
     synchronize(device)
     ready = time.monotonic() - began
-    syncs = sync_free(step, rows[0]) if cuda else "not a GPU"
-    seconds, counted, outcome = timed(step, rows, args.steps, device)
+    syncs = sync_free(step, batches[0]) if cuda else "not a GPU"
+    steps = max(3, args.steps // variant.accumulate)
+    seconds, counted, outcome = timed(step, batches, steps, device)
     frozen = dict.fromkeys(PARTS, False)
     trained = Trained(**frozen, lora_rank=variant.lora) if variant.lora else Trained()
     total = sum(flops.step(config, c, trained).total for c in counted)
@@ -147,12 +163,12 @@ def measure(variant: Variant, args: argparse.Namespace, device: torch.device) ->
     result = {
         **asdict(variant),
         "length": length,
-        "seconds_per_step": seconds / args.steps,
+        "seconds_per_step": seconds / steps,
         "tflops": total / seconds / 1e12,
         "mfu": total / seconds / BF16_PEAK,
         "tokens_per_s": tokens / seconds,
         "images_per_s": images / seconds,
-        "fill": tokens / (length * args.steps),
+        "fill": tokens / (length * len(counted)),
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
         "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if cuda else None,
         "ready_s": ready,
@@ -162,21 +178,27 @@ def measure(variant: Variant, args: argparse.Namespace, device: torch.device) ->
         "parts": asdict(flops.step(config, rows[0].counts, trained)),
     }
     if not args.no_profile:
-        result["kernels"] = profile(step, rows[0], device, args.trace)
+        result["kernels"] = profile(step, batches[0], device, args.trace)
     return result
 
 
+def grouped(rows: list[PackedBatch], size: int) -> list[list[PackedBatch]]:
+    """Batches of ``size`` rows; the rows are used in turn."""
+    endless = itertools.cycle(rows)
+    return [[next(endless) for _ in range(size)] for _ in rows]
+
+
 def timed(
-    step: TrainStep, rows: list[Any], n: int, device: torch.device
-) -> tuple[float, list, Any]:
-    """Seconds of ``n`` steps by the device's clock, and their counts."""
-    counted = [rows[i % len(rows)].counts for i in range(n)]
+    step: TrainStep, batches: list[list[PackedBatch]], n: int, device: torch.device
+) -> tuple[float, list[RowCounts], Outcome]:
+    """Seconds of ``n`` steps by the device's clock, and the counts of their rows."""
+    counted = [row.counts for i in range(n) for row in batches[i % len(batches)]]
     start = time.perf_counter()
     if device.type == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
     for i in range(n):
-        outcome = step([rows[i % len(rows)]], 1e-5)
+        outcome = step(batches[i % len(batches)], 1e-5)
     if device.type == "cuda":
         last.record()
         last.synchronize()
@@ -184,12 +206,12 @@ def timed(
     return time.perf_counter() - start, counted, outcome
 
 
-def sync_free(step: TrainStep, row: Any) -> str:
+def sync_free(step: TrainStep, batch: list[PackedBatch]) -> str:
     """One step in which any wait of the host for the device is an error."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step([row], 1e-5)
+        step(batch, 1e-5)
     except RuntimeError as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{where.filename}:{where.lineno}: {str(error).splitlines()[0]}"
@@ -198,7 +220,9 @@ def sync_free(step: TrainStep, row: Any) -> str:
     return "none"
 
 
-def profile(step: TrainStep, row: Any, device: torch.device, trace: str) -> dict[str, Any]:
+def profile(
+    step: TrainStep, batch: list[PackedBatch], device: torch.device, trace: str
+) -> dict[str, Any]:
     """Device time of one step by kind and by kernel, milliseconds."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
@@ -207,7 +231,7 @@ def profile(step: TrainStep, row: Any, device: torch.device, trace: str) -> dict
     activities = [ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU]
     synchronize(device)
     with record(activities=activities) as seen:
-        step([row], 1e-5)
+        step(batch, 1e-5)
         synchronize(device)
     if trace:
         seen.export_chrome_trace(trace)
@@ -294,7 +318,8 @@ def show_table(results: list[dict[str, Any]]) -> None:
             continue
         peak = "n/a" if r["peak_gib"] is None else f"{r['peak_gib']:.1f}"
         cells = (
-            r["length"], f"{r['seconds_per_step']:.3f}", f"{r['images_per_s']:.2f}",
+            f"{r['accumulate']}x{r['length']}", f"{r['seconds_per_step']:.3f}",
+            f"{r['images_per_s']:.2f}",
             f"{r['tokens_per_s']:.0f}", f"{r['tflops']:.1f}", f"{r['mfu']:.1%}", peak,
             r["syncs"] if len(r["syncs"]) < 10 else "YES",
         )  # fmt: skip

@@ -12,6 +12,7 @@ from brim.errors import ConfigError
 from brim.model.attention import BACKENDS
 from brim.model.config import FAMILY
 from brim.model.flops import Trained
+from brim.model.kernels import ACTIVATION_BUDGET
 from brim.model.parts import PARTS
 from brim.model.precision import RECIPES, SCOPES
 from brim.train import tables
@@ -43,6 +44,9 @@ class ModelTable:
     """text, or both for the tower's blocks too."""
     freeze: tuple[str, ...] = ()
     """Parts that are not trained: text, embedding, head, merger, tower."""
+    activation_budget: float = ACTIVATION_BUDGET
+    """Share of a compiled block's activations that is kept; 1 keeps all, below 0.8 the attention
+    runs twice."""
     recompute_text_blocks: int = 0
     """Text blocks that forget their activations; more are added when memory runs out."""
     recompute_vision_blocks: int = 0
@@ -55,6 +59,8 @@ class ModelTable:
         _one_of("model.compile", self.compile, ("", "true", "false"))
         _one_of("model.fp8", self.fp8, ("", *RECIPES))
         _one_of("model.fp8_scope", self.fp8_scope, tuple(SCOPES))
+        if not 0 < self.activation_budget <= 1:
+            raise ConfigError("model.activation_budget is a share: above 0, at most 1")
         for part in self.freeze:
             _one_of("model.freeze", part, tuple(PARTS))
         if set(self.freeze) == set(PARTS):

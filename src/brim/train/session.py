@@ -142,7 +142,7 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
     if table.fp8:
         use_fp8(model, table.fp8, table.fp8_scope)
     if choices.compile.value:
-        compile_blocks(model)
+        compile_blocks(model, activation_budget=table.activation_budget)
     return model
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "tests" / "zoo" / "gpu_scripts"
-BUSY = ("--width", "4096", "--layers", "4", "--batch", "8", "--length", "1024", "--steps", "90",
+BUSY = ("--width", "4096", "--layers", "4", "--batch", "8", "--length", "1024", "--steps", "60",
         "--dtype", "bfloat16", "--fused")  # fmt: skip
 FP32 = ("--width", "4096", "--layers", "4", "--batch", "8", "--length", "1024", "--steps", "40",
         "--fused")  # fmt: skip
@@ -41,8 +41,10 @@ class Case:
 
 
 CASES = (
-    Case("sync", "language_model.py", (*MEDIUM, "--norms"), "host.sync", "sync-fixed"),
-    Case("sync-fixed", "language_model.py", MEDIUM, "any"),
+    Case("sync", "language_model.py", (*BUSY, "--log-every", "1", "--prepare", "60000"),
+         "host.sync", "sync-fixed"),
+    Case("sync-fixed", "language_model.py", (*BUSY, "--prepare", "60000"), None),
+    Case("norms", "language_model.py", (*MEDIUM, "--norms"), "host.launch"),
     Case("log-each", "language_model.py", ("--log-every", "1", "--fused"), "host.launch"),
     Case("launch", "language_model.py", ("--steps", "300"), "host.launch"),
     Case("launch32", "language_model.py", ("--layers", "32", "--length", "64"), "host.launch"),

@@ -21,21 +21,24 @@ parser.add_argument("--tf32", action="store_true")
 parser.add_argument("--tidy", action="store_true", help="free what is not needed after each step")
 parser.add_argument("--objects", type=int, default=0, help="size of an index kept in memory")
 parser.add_argument("--norms", action="store_true", help="log the gradient norm of each layer")
+parser.add_argument("--prepare", type=int, default=0, help="words to encode for the next batch")
 parser.add_argument("--vary", action="store_true", help="samples of varying length")
 args = parser.parse_args()
 
 torch.manual_seed(0)
 if args.tf32:
     torch.set_float32_matmul_precision("high")
-model = Decoder(8192, args.width, args.layers, max(4, args.width // 64)).cuda()
+model = Decoder(8193, args.width, args.layers, max(4, args.width // 64)).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False, fused=args.fused)
 index = [(i, str(i), [i]) for i in range(args.objects)]
 lengths = torch.randint(64, args.length + 1, (args.steps,)).tolist()
+words = [f"word{i * 7919 % 65521}" for i in range(args.prepare)]
 total = torch.zeros((), device="cuda")
 history: list[str] = []
 for step in range(args.steps):
     length = lengths[step] if args.vary else args.length
-    ids = torch.randint(8192, (args.batch, length), device="cuda")
+    encoded = [sum(map(ord, word)) % 8192 for word in words]
+    ids = torch.randint(8192, (args.batch, length), device="cuda") + len(encoded) % 2
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.dtype == "bfloat16"):
         loss = model(ids)
     loss.backward()

@@ -22,3 +22,11 @@ def qwen_folder(pytestconfig: pytest.Config) -> Path:
 @pytest.fixture(scope="session")
 def chat_tokens(qwen_folder: Path) -> ChatTokens:
     return ChatTokens(qwen_folder)
+
+
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer of Qwen's form and 256 tokens, for what is not about tokens."""
+    folder = tmp_path_factory.mktemp("small-model")
+    qwen.build_small(folder)
+    return folder

@@ -64,6 +64,12 @@ def _parts(token: bytes, ranks: dict[bytes, int], below: int) -> tuple[bytes, by
     return pieces[0], pieces[1]
 
 
+def build_small(folder: Path) -> None:
+    """The same form with a vocabulary of single bytes: it loads at once."""
+    alphabet = _byte_alphabet()
+    _save({alphabet[b]: b for b in range(256)}, [], folder)
+
+
 def build(folder: Path) -> None:
     """Write Qwen's ``tokenizer.json`` and a chat template into ``folder``."""
     found = importlib.util.find_spec("dashscope")
@@ -80,7 +86,11 @@ def build(folder: Path) -> None:
         if len(token) > 1
         for left, right in [_parts(token, ranks, rank)]
     ]
-    tokenizer = Tokenizer(models.BPE(vocab={shown[t]: r for t, r in ranks.items()}, merges=merges))
+    _save({shown[token]: rank for token, rank in ranks.items()}, merges, folder)
+
+
+def _save(vocabulary: dict[str, int], merges: list[tuple[str, str]], folder: Path) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -90,7 +100,9 @@ def build(folder: Path) -> None:
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    assert all(tokenizer.token_to_id(token) == number for token, number in SPECIAL.items())
+    first = tokenizer.token_to_id("<|endoftext|>")
+    assert [tokenizer.token_to_id(t) - first for t in SPECIAL] == list(range(len(SPECIAL)))
+    assert not merges or first == SPECIAL["<|endoftext|>"]
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=TEMPLATE,

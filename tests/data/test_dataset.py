@@ -24,8 +24,8 @@ from brim.errors import UsageError
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory, qwen_folder: Path) -> Prepared:
-    return prepared_set(tmp_path_factory.mktemp("set"), qwen_folder, 20)
+def prepared(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) -> Prepared:
+    return prepared_set(tmp_path_factory.mktemp("set"), small_folder, 20)
 
 
 def tiny_model() -> Any:

@@ -33,7 +33,7 @@ from brim.record.loader import read_loader
 SLOTS = 8
 
 
-def prepared_set(folder: Path, qwen_folder: Path, count: int = 60, **settings: Any) -> Prepared:
+def prepared_set(folder: Path, small_folder: Path, count: int = 60, **settings: Any) -> Prepared:
     config = DataConfig(
         sources=(SourceConfig(path=str(write_set(folder, count))),),
         **{
@@ -45,12 +45,12 @@ def prepared_set(folder: Path, qwen_folder: Path, count: int = 60, **settings: A
             **settings,
         },
     )
-    return prepare(config, qwen_folder)
+    return prepare(config, small_folder)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory, qwen_folder: Path) -> Prepared:
-    return prepared_set(tmp_path_factory.mktemp("set"), qwen_folder)
+def prepared(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) -> Prepared:
+    return prepared_set(tmp_path_factory.mktemp("set"), small_folder)
 
 
 def maker_of(prepared: Prepared, cache: ImageCache | None = None) -> Maker:
@@ -245,8 +245,8 @@ def test_a_bug_in_the_process_arrives_with_its_traceback(
         next(loader)
 
 
-def test_bad_samples_are_replaced_alike_on_every_run(tmp_path: Path, qwen_folder: Path) -> None:
-    prepared = prepared_set(tmp_path, qwen_folder)
+def test_bad_samples_are_replaced_alike_on_every_run(tmp_path: Path, small_folder: Path) -> None:
+    prepared = prepared_set(tmp_path, small_folder)
     spoilt = tmp_path / "3.jpg"
     data = spoilt.read_bytes()
     spoilt.write_bytes(data[: len(data) // 2])  # its header is whole: the plan still counts it
@@ -265,9 +265,9 @@ def test_bad_samples_are_replaced_alike_on_every_run(tmp_path: Path, qwen_folder
 
 @pytest.mark.slow
 def test_too_many_bad_samples_end_the_run_with_their_count(
-    tmp_path: Path, qwen_folder: Path
+    tmp_path: Path, small_folder: Path
 ) -> None:
-    prepared = prepared_set(tmp_path, qwen_folder, max_bad=2)
+    prepared = prepared_set(tmp_path, small_folder, max_bad=2)
     for n in range(4):
         path = tmp_path / f"{n}.jpg"
         path.write_bytes(path.read_bytes()[:-200])

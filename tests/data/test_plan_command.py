@@ -12,12 +12,12 @@ from brim.cli.main import main
 
 
 @pytest.fixture
-def config(tmp_path: Path, qwen_folder: Path) -> Path:
+def config(tmp_path: Path, small_folder: Path) -> Path:
     write_set(tmp_path, 40)
     (tmp_path / "2.jpg").unlink()
     path = tmp_path / "config.toml"
     path.write_text(
-        f'model = "{qwen_folder}"\n'
+        f'model = "{small_folder}"\n'
         "[data]\n"
         'sources = ["train.jsonl"]\n'
         "tokens_per_row = 1024\nrows_per_step = 4\nmax_bad_share = 0.5\n"

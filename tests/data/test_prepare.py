@@ -18,8 +18,8 @@ from brim.errors import InputError
 
 
 @pytest.fixture
-def model(tmp_path: Path, qwen_folder: Path) -> Path:
-    return Path(shutil.copytree(qwen_folder, tmp_path / "model"))
+def model(tmp_path: Path, small_folder: Path) -> Path:
+    return Path(shutil.copytree(small_folder, tmp_path / "model"))
 
 
 def config_of(tmp_path: Path, **settings: int) -> DataConfig:

@@ -198,9 +198,13 @@ def test_a_video_file_is_refused_by_name(chat_tokens: ChatTokens) -> None:
         chat_tokens.encode(conversation_of(turns))  # type: ignore[arg-type]
 
 
-def test_another_chat_template_is_refused(qwen_folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(qwen_folder, tmp_path, dirs_exist_ok=True)
-    assert ChatTokens.of_model(tmp_path).im_end == 151645
+def test_the_model_of_the_other_tests_has_the_expected_template(chat_tokens: ChatTokens) -> None:
+    chat_tokens.check_template()
+
+
+def test_another_chat_template_is_refused(small_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_folder, tmp_path, dirs_exist_ok=True)
+    assert ChatTokens.of_model(tmp_path).im_end == 258
     template = tmp_path / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|im_end|>", "<|endoftext|>"))
     with pytest.raises(InputError, match="not the ChatML form"):

@@ -30,7 +30,7 @@ FILES = Path(demo.__file__).parent / "demo_files"
 
 def load(name: str) -> ModuleType:
     """A shipped script as a module."""
-    loader = importlib.machinery.SourceFileLoader(f"demo_{name}", str(FILES / f"{name}.py.txt"))
+    loader = importlib.machinery.SourceFileLoader(f"demo_{name}", str(FILES / f"{name}.py.in"))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -233,7 +233,7 @@ def test_nothing_is_left_behind_unless_asked_for(
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo") / "photos"
-    script = FILES / "photographs.py.txt"
+    script = FILES / "photographs.py.in"
     subprocess.run([sys.executable, script, folder, "5"], check=True)
     return folder
 
@@ -292,7 +292,7 @@ def test_the_batch_fits_the_model_and_only_the_conversation_is_scored(photos: Pa
 
 def test_the_trap_is_no_line_of_the_script_but_a_default() -> None:
     """Without --workers, no word about workers reaches the Trainer."""
-    text = (FILES / "finetune.py.txt").read_text()
+    text = (FILES / "finetune.py.in").read_text()
     assert text.count("dataloader_") == 2
     guarded = text[text.index("if args.workers is not None:") :].splitlines()[1]
     assert guarded.count("dataloader_") == 2

@@ -103,7 +103,7 @@ class Story:
 
     def _photographs(self) -> None:
         for name in SCRIPTS:
-            text = resources.files("brim.cli").joinpath("demo_files", f"{name}.txt").read_text()
+            text = resources.files("brim.cli").joinpath("demo_files", f"{name}.in").read_text()
             (self.folder / name).write_text(text)
         photos = self.folder / "photos"
         self._run(

@@ -127,6 +127,24 @@ def test_a_longer_run_continues_the_shorter_one_with_the_same_losses(config: Pat
     assert first + losses("cut") == whole
 
 
+def test_the_largest_row_of_the_plan_bounds_every_row_that_is_loaded(
+    config: Path, model_folder: Path
+) -> None:
+    from brim.data.loader import Loader
+    from brim.data.prepare import prepare
+    from brim.train.config import load as read
+    from brim.train.session import largest_row
+
+    prepared = prepare(read(config).data, model_folder)
+    bound = largest_row(prepared)
+    with Loader(prepared, stop=2) as loader:
+        for row in loader:
+            assert len(row.arrays["vision_positions"]) <= bound.vision_rows
+            assert row.counts.scored <= bound.scored
+            assert len(row.arrays["input_ids"]) == bound.tokens
+            row.release()
+
+
 def test_adapters_are_trained_saved_for_peft_and_merged_into_a_plain_model(
     config: Path, model_folder: Path
 ) -> None:

@@ -15,6 +15,7 @@ from brim.errors import ConfigError, InputError
 from brim.model.config import FAMILY, ModelConfig
 from brim.model.kernels import DTYPES, Choices, choose, compile_blocks, installed, kernels
 from brim.model.lora import add_lora
+from brim.model.memory import RowShape, estimate, fit
 from brim.model.parts import set_trained
 from brim.model.precision import use_fp8
 from brim.model.qwen3vl import Qwen3VL, Recompute
@@ -26,7 +27,10 @@ from brim.train.loop import Progress, Trainer
 from brim.train.records import Records, peak_flops
 from brim.train.source import LoadedRows, one_row_at_a_time
 from brim.train.step import TrainStep
+from brim.units import size
 
+USABLE = 0.94
+"""Of a device's memory: the rest is the context's, the libraries' and fragmentation's."""
 Scanned = Callable[[int, int], None]
 
 
@@ -72,6 +76,8 @@ def start(
     records = Records(output / "records", command, device)
     rows = _rows(config, folder, device, records.folder, scanned)
     model = _model(config, folder, choices, device)
+    if device.type == "cuda" and choices.compile.value:
+        _plan_memory(config, model, rows.prepared, device, say)
     trainer = Trainer(
         config,
         model,
@@ -144,6 +150,52 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
     if choices.compile.value:
         compile_blocks(model, activation_budget=table.activation_budget)
     return model
+
+
+def _plan_memory(
+    config: Config,
+    model: Qwen3VL,
+    prepared: Prepared,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> None:
+    """Recompute as many blocks as the largest row of the first epoch needs to fit."""
+    row = largest_row(prepared)
+    state_bytes = 4 if config.optimizer.states == "bfloat16" else 12
+    room = int(torch.cuda.get_device_properties(device).total_memory * USABLE)
+    chosen = fit(
+        model,
+        row,
+        room,
+        trained=config.trained,
+        state_bytes=state_bytes,
+        at_least=model.recompute,
+    )
+    every = Recompute(text_blocks=len(model.blocks), vision_blocks=len(model.visual.blocks))
+    model.recompute = chosen or every
+    planned = estimate(
+        model,
+        row,
+        trained=config.trained,
+        state_bytes=state_bytes,
+        recompute=model.recompute,
+    )
+    say(
+        f"memory        {size(planned.total)} planned of {size(room)}; recomputed: "
+        f"{model.recompute.text_blocks} text, {model.recompute.vision_blocks} vision blocks"
+    )
+
+
+def largest_row(prepared: Prepared) -> RowShape:
+    """Most vision rows and labels that a row of the first epoch has."""
+    samples, rows = prepared.samples, prepared.plan.epoch(0).rows
+    bucket = prepared.config.patch_bucket
+    patches = int(rows.sums(samples.patches).max(initial=0))
+    return RowShape(
+        tokens=prepared.config.tokens_per_row,
+        vision_rows=-(-patches // bucket) * bucket,
+        scored=int(rows.sums(samples.scored).max(initial=0)),
+    )
 
 
 def _random_config(table: ModelTable) -> ModelConfig:

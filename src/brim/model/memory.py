@@ -1,0 +1,164 @@
+"""Device memory of a step, from sizes alone.
+
+Weights, gradients and optimizer states are exact.  Activations are those that compiled blocks keep
+for the backward pass at the default activation budget; a test compares them with what torch's
+partitioner decides.  Not compiled, a step keeps more than this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from brim.model.config import ModelConfig, TextConfig, VisionConfig
+from brim.model.flops import Trained
+from brim.model.loss import CHUNK_ROWS
+from brim.model.parts import part_of
+from brim.model.qwen3vl import Qwen3VL, Recompute
+
+_FLOAT = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes by what they hold; ``total`` is the peak to plan for."""
+
+    weights: int
+    gradients: int
+    states: int
+    text: int
+    """Kept activations of the text blocks."""
+    tower: int
+    """Kept activations of the tower and its mergers."""
+    loss: int
+    """Logits of one chunk, and what the head's gradient takes."""
+    passing: int
+    """The largest buffers that live only inside one block's backward pass."""
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowShape:
+    """The largest row of a run; see :mod:`brim.model.batch`."""
+
+    tokens: int
+    vision_rows: int
+    scored: int
+
+
+def estimate(
+    model: Qwen3VL,
+    row: RowShape,
+    *,
+    trained: Trained | None = None,
+    state_bytes: int = 4,
+    recompute: Recompute | None = None,
+) -> Memory:
+    """For a model, on any device ("meta" too), in half precision.
+
+    ``state_bytes``: optimizer states of one trained parameter: 4 for bfloat16 moments, 12 for
+    float32 moments with masters.
+    """
+    trained, recompute = trained or Trained(), recompute or Recompute()
+    config = model.config
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    learnt = [
+        p
+        for name, p in model.named_parameters()
+        if ("lora_" in name if trained.lora_rank else getattr(trained, part_of(name)))
+    ]
+    flows = trained.text or trained.lora_rank > 0 or trained.vision or trained.embedding
+    return Memory(
+        weights=weights,
+        gradients=sum(p.numel() * p.element_size() for p in learnt),
+        states=sum(p.numel() for p in learnt) * state_bytes,
+        text=_text(config.text, row.tokens, recompute.text_blocks) if flows else 0,
+        tower=_tower(config.vision, row.vision_rows, recompute.vision_blocks, trained),
+        loss=_loss(config, row.scored, trained),
+        passing=_passing(config, row, trained),
+    )
+
+
+def fit(
+    model: Qwen3VL,
+    row: RowShape,
+    room: int,
+    *,
+    trained: Trained | None = None,
+    state_bytes: int = 4,
+    at_least: Recompute | None = None,
+) -> Recompute | None:
+    """The least recomputation with which a step takes at most ``room`` bytes; None if none does.
+
+    Tower blocks first: a byte of theirs costs 1.9 kFLOP to make again, one of a text block 2.4 (4B)
+    to 4 (8B).
+    """
+    first = at_least or Recompute()
+    text, vision = len(model.blocks), len(model.visual.blocks)
+    choices = [
+        *(Recompute(text_blocks=first.text_blocks, vision_blocks=v)
+          for v in range(first.vision_blocks, vision + 1)),
+        *(Recompute(text_blocks=t, vision_blocks=vision)
+          for t in range(first.text_blocks + 1, text + 1)),
+    ]  # fmt: skip
+    for choice in choices:
+        planned = estimate(model, row, trained=trained, state_bytes=state_bytes, recompute=choice)
+        if planned.total <= room:
+            return choice
+    return None
+
+
+def text_block(text: TextConfig) -> int:
+    """Bytes that one text block keeps of a token: its input, queries, keys and values before and
+    after rotation, the attention's output and sums, the middle residual, gate and up."""
+    q, kv = text.heads * text.head_dim, text.kv_heads * text.head_dim
+    half = 2 * text.hidden_size + (q + 2 * kv) + (q + kv) + q + 2 * text.intermediate_size
+    # inverse norms of the rows, the queries and the keys; the attention's sums
+    floats = 2 + text.heads + text.kv_heads + text.heads
+    return 2 * half + _FLOAT * floats
+
+
+def vision_block(vision: VisionConfig) -> int:
+    """Bytes that one tower block keeps of a patch."""
+    half = 6 * vision.hidden_size + vision.intermediate_size
+    return 2 * half + _FLOAT * (4 + vision.heads)
+
+
+def _text(text: TextConfig, tokens: int, recomputed: int) -> int:
+    kept = text.layers - min(recomputed, text.layers)
+    # a recomputed block keeps its input, and the one at work all
+    inputs = (text.layers - kept) * 2 * text.hidden_size
+    return tokens * (kept * text_block(text) + inputs + bool(inputs) * text_block(text))
+
+
+def _tower(vision: VisionConfig, rows: int, recomputed: int, trained: Trained) -> int:
+    if not rows or not trained.vision:
+        return 0
+    # a merger keeps its input and its middle, of rows / merge² blocks of merge² · width
+    mergers = (1 + len(vision.deepstack)) * 2 * 2 * vision.hidden_size
+    if not trained.tower:
+        return rows * mergers
+    kept = vision.depth - min(recomputed, vision.depth)
+    inputs = (vision.depth - kept) * 2 * vision.hidden_size
+    block = vision_block(vision)
+    return rows * (kept * block + inputs + bool(inputs) * block + mergers)
+
+
+def _loss(config: ModelConfig, scored: int, trained: Trained) -> int:
+    text = config.text
+    logits = min(scored, CHUNK_ROWS) * text.vocab_size * 2
+    head = trained.embedding if config.tied else trained.head
+    chunks = -(-scored // CHUNK_ROWS)
+    gradient = text.vocab_size * text.hidden_size * (2 if chunks <= 1 else 6) if head else 0
+    return logits + gradient + 3 * scored * text.hidden_size * 2
+
+
+def _passing(config: ModelConfig, row: RowShape, trained: Trained) -> int:
+    """Gradient of the widest activation, of its input, and float32 sums of the attention."""
+    text, vision = config.text, config.vision
+    wide = 2 * (3 * text.intermediate_size + 2 * text.hidden_size)
+    attention = _FLOAT * (text.heads + 2 * text.kv_heads) * text.head_dim
+    tower = 2 * (2 * vision.intermediate_size + 4 * vision.hidden_size)
+    return max(row.tokens * max(wide, attention), row.vision_rows * tower * trained.tower)

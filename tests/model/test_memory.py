@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from brim.model.attention import _fa4_forward  # noqa: F401  (registers the operator)
+from brim.model.config import ModelConfig
+from brim.model.flops import Trained
+from brim.model.kernels import ACTIVATION_BUDGET
+from brim.model.layers import Segments, TextBlock, VisionBlock
+from brim.model.memory import RowShape, estimate, fit, text_block, vision_block
+from brim.model.qwen3vl import Qwen3VL, Recompute
+from brim.model.weights import random_model
+
+ROWS = 512
+
+
+def opaque(q: Any, k: Any, v: Any, cu_seqlens: Any, longest: int, causal: bool) -> Any:
+    """The attention as the compiler sees it: an operator with an output and its sums."""
+    return torch.ops.brim.fa4_forward(q, k, v, cu_seqlens, longest, causal)[0]
+
+
+def kept_bytes(block: nn.Module, width: int, head_dim: int) -> float:
+    """Bytes a row that torch's partitioner keeps of a compiled block, its input included."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    found: dict[str, int] = {}
+
+    class Seen(Exception):
+        pass
+
+    def forward(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        (output,) = (n for n in graph.graph.nodes if n.op == "output")
+        values = {n.name: n.meta["val"] for n in output.args[0][1:] if n is not None}
+        inner = {n.name for n in graph.graph.nodes if n.op == "placeholder"}
+        rows = {k: v for k, v in values.items() if isinstance(v, torch.Tensor) and ROWS in v.shape}
+        # rotary tables belong to the whole tower, and an alias to what it repeats
+        tables = {k for k, v in rows.items() if k in inner and v.dtype is torch.float32}
+        views = {k for k in rows if k.startswith("view") and "alias" in " ".join(rows)}
+        for name, value in rows.items():
+            if name not in tables | views:
+                found[name] = value.numel() * value.element_size()
+        raise Seen
+
+    compiler: Callable[..., Any] = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    torch._dynamo.reset()
+    x = torch.randn(ROWS, width, dtype=torch.bfloat16, requires_grad=True)
+    table = torch.randn(ROWS, head_dim // 2)
+    at = Segments(table, table.clone(), torch.tensor([0, ROWS], dtype=torch.int32), ROWS)
+    compiled = torch.compile(block.bfloat16(), backend=compiler, fullgraph=True)
+    with (
+        torch._functorch.config.patch(activation_memory_budget=ACTIVATION_BUDGET),
+        pytest.raises(Exception, match="Seen"),
+    ):
+        compiled(x, at)
+    return sum(found.values()) / ROWS
+
+
+@pytest.mark.parametrize("size", ["4B", "8B"])
+def test_a_text_block_keeps_what_torchs_partitioner_keeps(size: str) -> None:
+    # the widths' ratios decide, so a quarter of them is enough
+    full = ModelConfig.named(size).text
+    text = replace(
+        full,
+        hidden_size=full.hidden_size // 4,
+        intermediate_size=full.intermediate_size // 4,
+        heads=full.heads // 4,
+        kv_heads=2,
+    )
+    found = kept_bytes(TextBlock(text, opaque), text.hidden_size, text.head_dim)
+    assert found == pytest.approx(text_block(text), rel=0.01)
+
+
+@pytest.mark.parametrize("size", ["4B", "8B"])
+def test_a_tower_block_keeps_what_torchs_partitioner_keeps(size: str) -> None:
+    vision = ModelConfig.named(size).vision
+    found = kept_bytes(VisionBlock(vision, opaque), vision.hidden_size, vision.head_dim)
+    assert found == pytest.approx(vision_block(vision), rel=0.01)
+
+
+def meta(size: str) -> Qwen3VL:
+    with torch.device("meta"):
+        return Qwen3VL(ModelConfig.named(size)).bfloat16()
+
+
+ROW = RowShape(tokens=8192, vision_rows=26_000, scored=1000)
+
+
+def test_weights_gradients_and_states_of_8b_take_70_gb_with_bfloat16_moments() -> None:
+    found = estimate(meta("8B"), ROW)
+    parameters = 8_767_123_696
+    assert found.weights == found.gradients == 2 * parameters
+    assert found.states == 4 * parameters
+    masters = estimate(meta("8B"), ROW, state_bytes=12)
+    assert masters.total - found.total == 8 * parameters
+
+
+def test_frozen_parts_have_neither_gradients_nor_states_nor_activations() -> None:
+    model = meta("4B")
+    frozen = estimate(model, ROW, trained=Trained(tower=False, merger=False))
+    assert frozen.tower == 0
+    tower = sum(p.numel() for p in model.visual.parameters())
+    everything = estimate(model, ROW)
+    assert everything.gradients - frozen.gradients == 2 * tower
+    nothing_before = Trained(text=False, embedding=False, merger=False, tower=False, head=True)
+    assert estimate(meta("8B"), ROW, trained=nothing_before).text == 0
+
+
+def test_recomputing_every_block_keeps_their_inputs_and_one_block() -> None:
+    model = meta("4B")
+    text = model.config.text
+    found = estimate(model, ROW, recompute=Recompute(text_blocks=36))
+    assert found.text == ROW.tokens * (36 * 2 * text.hidden_size + text_block(text))
+    assert estimate(model, ROW, recompute=Recompute(text_blocks=99)).text == found.text
+
+
+def test_only_as_many_blocks_are_recomputed_as_the_room_asks_for_the_towers_first() -> None:
+    model = meta("8B")
+    plain = estimate(model, ROW).total
+    assert fit(model, ROW, plain) == Recompute()
+    seen = [fit(model, ROW, int(plain * share)) for share in (0.97, 0.9, 0.85, 0.8)]
+    blocks = [(r.vision_blocks, r.text_blocks) for r in seen if r]
+    assert blocks == sorted(blocks) and blocks[0][1] == 0 and blocks[-1][0] == 27
+    for share, choice in zip((0.97, 0.9, 0.85, 0.8), seen, strict=True):
+        assert choice is not None
+        assert estimate(model, ROW, recompute=choice).total <= plain * share
+    assert fit(model, ROW, 50 * 10**9) is None
+    asked = Recompute(text_blocks=5, vision_blocks=2)
+    assert fit(model, ROW, plain, at_least=asked) == asked
+
+
+def test_a_text_only_row_needs_nothing_of_the_tower() -> None:
+    assert estimate(meta("2B"), replace(ROW, vision_rows=0)).tower == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_peak_of_a_step_is_within_ten_percent() -> None:
+    import itertools
+
+    from brim.model.kernels import choose, compile_blocks, installed, kernels
+    from brim.train.adamw import AdamW, decay_groups
+    from brim.train.step import TrainStep
+    from brim.train.synthetic import photographs
+
+    picked = choose(torch.cuda.get_device_capability(), installed())
+    config = ModelConfig.named("2B")
+    model = random_model(config, device="cuda", kernels=kernels(picked))
+    compile_blocks(model)
+    groups = decay_groups(model.named_parameters(), 0.0)
+    step = TrainStep(model, AdamW(groups, masters=False, state_dtype=torch.bfloat16))
+    rows = [row.to("cuda") for row in itertools.islice(photographs(config, 8192), 2)]
+    for row in rows:
+        step([row], 1e-5)
+    torch.cuda.reset_peak_memory_stats()
+    step([rows[0]], 1e-5)
+    row = rows[0]
+    shape = RowShape(tokens=8192, vision_rows=row.vision_length, scored=row.counts.scored)
+    assert estimate(model, shape).total == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)

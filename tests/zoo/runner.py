@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import warm
 from case import Arm, Case
 
 ROOT = Path(__file__).parents[2]
@@ -42,16 +43,34 @@ def environment(arm: Arm, **more: str) -> dict[str, str]:
     return {**os.environ, **arm.environment, **more}
 
 
-def measure(case: Case, arm: Arm, data: Path, steps: int = 0) -> Run:
-    """Wall and CPU time of one run; raises ``CalledProcessError`` when it fails."""
+def measure(case: Case, arm: Arm, data: Path, steps: int) -> Run:
+    """Wall and CPU time of one run; raises ``RuntimeError`` when it fails."""
     cpu, machine, begin = _children_cpu(), _machine_busy(), time.monotonic()
-    subprocess.run(
-        command(case, arm, data, steps), env=environment(arm), cwd=data, check=True,
-        timeout=LONGEST_S, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    (_cold if arm.prefix or arm.environment else _forked)(case, arm, data, steps)
     wall, cpu = time.monotonic() - begin, _children_cpu() - cpu
     foreign = (_machine_busy() - machine - cpu) / (wall * (os.cpu_count() or 1))
     return Run(wall_s=wall, cpu_s=cpu, foreign=max(0.0, foreign))
+
+
+def _cold(case: Case, arm: Arm, data: Path, steps: int) -> None:
+    """What the environment sets must be there before the imports."""
+    done = subprocess.run(
+        command(case, arm, data, steps), env=environment(arm), cwd=data, check=False,
+        timeout=LONGEST_S, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{case.id} {arm.name} ended with {done.returncode}: {done.stderr}")
+
+
+def _forked(case: Case, arm: Arm, data: Path, steps: int) -> None:
+    """Without the seconds of importing, so that many pairs can be measured."""
+    warm.warm_up()
+    ranks = warm.start(data, case.script, arm.name, case.ranks, steps)
+    for rank in ranks:
+        rank.join(LONGEST_S)
+    if any(rank.exitcode for rank in ranks):
+        text = (data / f"{case.script}.err").read_text()[-2000:]
+        raise RuntimeError(f"{case.id} {arm.name} failed: {text}")
 
 
 def diagnose(case: Case, arm: Arm, data: Path) -> dict[str, Any]:

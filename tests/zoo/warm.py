@@ -22,18 +22,14 @@ AT_ONCE = 2
 
 
 def main() -> int:
-    import torch
-    import transformers
-
-    assert torch.__version__
-    assert transformers.Trainer
+    warm_up()
     data, waiting = Path(sys.argv[1]), [job.split(":") for job in sys.argv[2:]]
     running: dict[str, list[BaseProcess]] = {}
     failed: dict[str, str] = {}
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
             script, arm, ranks = waiting.pop(0)
-            running[script] = _start(data, script, arm, int(ranks))
+            running[script] = start(data, script, arm, int(ranks), steps=3)
         wait([process.sentinel for ranks_ in running.values() for process in ranks_], timeout=1)
         for script in [name for name, ranks_ in running.items() if _ended(ranks_)]:
             codes = [process.exitcode for process in running.pop(script)]
@@ -43,11 +39,21 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _start(data: Path, script: str, arm: str, ranks: int) -> list[BaseProcess]:
+def warm_up() -> None:
+    """The imports that every fork then has."""
+    import torch
+    import transformers
+
+    assert torch.__version__
+    assert transformers.Trainer
+
+
+def start(data: Path, script: str, arm: str, ranks: int, steps: int) -> list[BaseProcess]:
+    """One process per rank, each a fork of this one that becomes the script."""
     context = multiprocessing.get_context("fork")
     port = _free_port() if ranks > 1 else 0
     processes = [
-        context.Process(target=_run, args=(data, script, arm, rank, ranks, port))
+        context.Process(target=_run, args=(data, script, arm, steps, rank, ranks, port))
         for rank in range(ranks)
     ]
     for process in processes:
@@ -59,16 +65,16 @@ def _ended(processes: list[BaseProcess]) -> bool:
     return not any(process.is_alive() for process in processes)
 
 
-def _run(data: Path, script: str, arm: str, rank: int, ranks: int, port: int) -> None:
-    """In the fork: be the script."""
+def _run(data: Path, script: str, arm: str, steps: int, rank: int, ranks: int, port: int) -> None:
     with (data / f"{script}.err").open("a") as errors, Path(os.devnull).open("w") as nothing:
         os.dup2(errors.fileno(), 2)
         os.dup2(nothing.fileno(), 1)
     if ranks > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+    os.chdir(data)
     sys.path.insert(0, str(SCRIPTS))
-    sys.argv = [script, "--arm", arm, "--data", str(data), "--steps", "3"]
+    sys.argv = [script, "--arm", arm, "--data", str(data), "--steps", str(steps)]
     runpy.run_path(str(SCRIPTS / script), run_name="__main__")
 
 

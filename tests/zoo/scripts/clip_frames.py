@@ -29,7 +29,7 @@ def main() -> None:
     torch.set_num_threads(1)
     clips = Clips((args.steps or 60) * 4, own=args.arm == "fixed")
     loader = DataLoader(clips, batch_size=4, num_workers=1, collate_fn=list)
-    model = Classifier(width=32)
+    model = Classifier(width=8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step, batch in enumerate(loader):
         frames = torch.cat(batch).float() / 255

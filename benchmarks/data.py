@@ -261,20 +261,24 @@ def main() -> None:
     args = parser.parse_args()
     wanted = set(args.sections.split(","))
     files = sorted(p for p in args.photos.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
-    found: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "photos": len(files)}
+    show("machine", {"cores": len(os.sched_getaffinity(0)), "photos": len(files)})
     if "cpu" in wanted:
-        found["cpu"] = section_cpu(files, args.seconds)
+        show("cpu", section_cpu(files, args.seconds))
     if "pack" in wanted:
-        found["pack"] = section_pack(args.pack)
+        show("pack", section_pack(args.pack))
     if wanted & {"loader", "scan", "memory"}:
         with tempfile.TemporaryDirectory() as folder:
             prepared, speed = planned(Path(folder), args.photos, args.model, args.samples)
-            found["scan"] = {"records_s": speed, "samples": args.samples}
+            show("scan", {"records_s": speed, "samples": args.samples})
             if "loader" in wanted:
-                found["loader"] = section_loader(prepared, files, args.seconds)
+                show("loader", section_loader(prepared, files, args.seconds))
             if "memory" in wanted:
-                found["memory"] = section_memory(prepared, args.rows)
-    print(json.dumps(found, indent=1))
+                show("memory", section_memory(prepared, args.rows))
+
+
+def show(name: str, figures: dict[str, Any]) -> None:
+    """A line of JSON a section, as soon as it is known."""
+    print(json.dumps({name: figures}), flush=True)
 
 
 if __name__ == "__main__":

@@ -226,6 +226,20 @@ def test_a_sample_that_never_ends_is_given_up(
 
 
 @pytest.mark.slow
+def test_a_sample_that_takes_all_memory_is_replaced_and_harms_nobody(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = prepared.plan.step(0)[0].samples[0]
+    sabotage(tmp_path / "site", monkeypatch, f"if sample == {greedy}: bytearray(20 << 30)")
+    with Loader(prepared, stop=1, run_dir=tmp_path) as loader:
+        found = taken(loader, 4)
+        assert loader.deaths == 0
+    assert all(greedy not in row["samples"] for row in found)
+    [entry] = read_quarantine(tmp_path / "quarantine.rank0.jsonl")
+    assert entry.kind == "sample.memory"
+
+
+@pytest.mark.slow
 def test_a_process_that_always_dies_is_an_error_and_no_endless_loop(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,6 +201,25 @@ def test_progress_reaches_the_end(tmp_path: Path, chat_tokens: ChatTokens) -> No
     )
     assert seen[-1] == (10, 10)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_ranks_of_a_host_scan_once(
+    tmp_path: Path, chat_tokens: ChatTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_set(tmp_path, 20)
+    work = scan_module._Work.scan
+    calls = []
+
+    def slow(self: Any, records: Any) -> Scan:
+        calls.append(len(records))
+        time.sleep(0.2)  # long enough for the others to come
+        return work(self, records)
+
+    monkeypatch.setattr(scan_module._Work, "scan", slow)
+    with ThreadPoolExecutor(4) as ranks:
+        results = list(ranks.map(lambda _: scanned(path, chat_tokens), range(4)))
+    assert calls == [20]
+    assert sorted(result.cached for result in results) == [False, True, True, True]
 
 
 def test_columns_of_nothing_join_with_columns_of_something() -> None:

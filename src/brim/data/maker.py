@@ -103,13 +103,19 @@ class Maker:
         while sample is not None:
             try:
                 with guard.watching(sample):
-                    return self.document(sample, clock)
+                    return self._within_memory(sample, clock)
             except BadSample as bad:
                 source = self.sources[int(self.samples.source[sample])]
                 quarantine.add(source.records.where(int(self.samples.record[sample])), bad)
             attempt += 1
             sample = self.stand_in(task, place, attempt)
         return None
+
+    def _within_memory(self, sample: int, clock: Stopwatch) -> Document:
+        try:
+            return self.document(sample, clock)
+        except MemoryError:
+            raise BadSample("sample.memory", "it needs more memory than the loader has") from None
 
     @property
     def _by_length(self) -> tuple[np.ndarray, np.ndarray]:

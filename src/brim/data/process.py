@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import signal
 import threading
 import time
@@ -36,6 +37,7 @@ from brim.record.loader import LoaderLine, append
 
 _WINDOW_S = 2.0
 _FIRST_WINDOW_S = 0.5
+_MEMORY = 16 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,6 +341,18 @@ class Engine:
             return  # a full disk costs the records, never the run
 
 
+def limit_memory(more: int) -> None:
+    """Let this process take ``more`` bytes beyond what it has (shared slots not counted).
+
+    A decoder that runs away then fails by itself, instead of bringing the machine's killer.
+    """
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    limit = pages * resource.getpagesize() + more
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
 def main(connection_fd: int, ring_fd: int) -> None:
     """Entry of the process; the descriptors are inherited."""
     # the trainer decides when to end: on Ctrl+C or SIGTERM it first finishes its step
@@ -347,4 +361,5 @@ def main(connection_fd: int, ring_fd: int) -> None:
     torch.set_num_threads(1)
     connection = Connection(connection_fd)
     job = connection.recv()
+    limit_memory(_MEMORY)
     Engine(job, connection, Ring(ring_fd, job.slots, job.slot_bytes)).run()

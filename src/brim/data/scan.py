@@ -8,6 +8,8 @@ pixel limits, seed) are no part of it; changing them costs nothing.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import itertools
 from collections import Counter
@@ -174,13 +176,14 @@ def scan(
         def report(count: int, start: int = start) -> None:
             progress(start + count, total)
 
-        result = _load(path, source)
-        if result is None:
-            result = _scan_source(source, tokens, policy, processes, report)
-            _save(path, result)
-        elif changed := _changed(source, result.columns):
-            _rescan(result, changed, _Work(source, tokens, policy))
-            _save(path, result)
+        with _alone(folder):
+            result = _load(path, source)
+            if result is None:
+                result = _scan_source(source, tokens, policy, processes, report)
+                _save(path, result)
+            elif changed := _changed(source, result.columns):
+                _rescan(result, changed, _Work(source, tokens, policy))
+                _save(path, result)
         done += len(source)
         progress(done, total)
         for bad in result.bad:
@@ -189,6 +192,17 @@ def scan(
         results.append(result)
     quarantine.check(total)
     return results
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of a host scans, the other ranks wait and then read what it has saved."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        # a file system without locks only means that the ranks scan side by side
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +355,6 @@ def _save(path: Path, result: Scan) -> None:
     )
     columns = {f.name: getattr(result.columns, f.name) for f in fields(Columns)}
     np.savez(buffer, about=np.frombuffer(about, np.uint8), **columns)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, buffer.getvalue())
 
 

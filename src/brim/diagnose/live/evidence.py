@@ -114,6 +114,8 @@ def _kind(stack: Stack) -> str:
 
 def _split(total: Step, wall: float, sites: list[Site]) -> dict[str, float]:
     """Exact seconds, and the rest by samples."""
+    if wall <= 0:
+        return {}
     seconds: dict[str, float] = {
         kind: value for kind, name in EXACT.items() if (value := getattr(total, name)) > 0
     }

@@ -25,6 +25,7 @@ which it makes batches, waits for something: storage."""
 STARVED = 0.2
 SEVERAL = 1.4
 """Threads of one worker that want a core at once, from which on they are more than one."""
+MOST_WORKERS = 256
 STARTUP_S = 3.0
 """A start that the training process itself works on is looked at from here,"""
 LONG_START_S = 15.0
@@ -290,7 +291,9 @@ def _too_few(
 ) -> Clue:
     """How many workers the loop's rate needs, and what the cores let through."""
     batch_s = workers.fetch / max(1, workers.fetches)
-    compute_s = max(1e-6, (evidence.wall - waited) / max(1, evidence.total.batches))
+    # A loop that does nothing but wait needs no number of workers that anybody has.
+    compute_s = (evidence.wall - waited) / max(1, evidence.total.batches)
+    compute_s = max(compute_s, batch_s / MOST_WORKERS, 1e-9)
     needed = math.ceil(1.15 * batch_s / compute_s)
     fit = max(workers.active + 1, math.floor(allowed))
     number = max(workers.active + 1, min(needed, fit))

@@ -79,7 +79,7 @@ class Workers:
     @property
     def blocked(self) -> float:
         """Of the time in which it makes batches: neither computing nor runnable."""
-        return max(0.0, 1.0 - self.on_core - self.starved)
+        return max(0.0, 1.0 - self.on_core - self.starved) if self.fetch else 0.0
 
     @property
     def sample_cpu(self) -> float:

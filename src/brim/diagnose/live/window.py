@@ -12,6 +12,8 @@ from brim.units import duration
 BLOCK = 5
 """Steps compared with the rest to see whether time has become steady."""
 TOLERANCE = 0.25
+LONG = 2.0
+"""Times the median: a longer step is none to begin with."""
 FEW = 8
 """With fewer steps than this only the first one is left out."""
 
@@ -55,7 +57,8 @@ def _first_steady(steps: Sequence[Step]) -> int:
     """The first step from which on a block's median is within 25 % of all that follows.
 
     Medians, so that a long step now and then (an epoch's start, a checkpoint) is kept: it is
-    part of the steady state.
+    part of the steady state.  It does not begin with a long one: the last step of a warm-up may
+    be as long as all others together (compilation, say).
     """
     if len(steps) < FEW:
         return min(1, len(steps) - 1)
@@ -63,7 +66,7 @@ def _first_steady(steps: Sequence[Step]) -> int:
     for first in range(1, len(walls) // 2):
         block = statistics.median(walls[first : first + BLOCK])
         rest = statistics.median(walls[first:])
-        if abs(block - rest) <= TOLERANCE * rest:
+        if abs(block - rest) <= TOLERANCE * rest and walls[first] <= LONG * rest:
             return first
     return len(walls) // 2
 

@@ -22,7 +22,7 @@ from brim.cli import demo
 from brim.cli.main import main
 from brim.diagnose import remedies
 from brim.errors import BrimError
-from brim.record import findings
+from brim.record import devices, findings
 from brim.record.findings import Diagnosis, Entry, Finding, Where, Window
 
 FILES = Path(demo.__file__).parent / "demo_files"
@@ -127,6 +127,25 @@ def test_the_rate_counts_4_samples_a_step_over_the_whole_window() -> None:
     assert "samples_per_s" not in demo.with_rate(
         msgspec.structs.replace(diagnosis(), window=Window(steps=0, wall_s=0.0, ranks=0))
     ).metrics  # fmt: skip
+
+
+@pytest.mark.parametrize(("busy", "said"), [(1.9, True), (0.8, False)])
+def test_cores_that_other_programs_took_are_mentioned(
+    busy: float, said: bool, tmp_path: Path
+) -> None:
+    samples = [
+        devices.HostSample(t=i, mono=i, interval_s=0.5, cpu=busy, job_cpu=0.7) for i in range(5)
+    ]
+    about = devices.About(t=0.0, host="h", backend="none", period_s=0.5)
+    lines = [devices.encode(line) for line in (about, *samples)]
+    (tmp_path / devices.FILE).write_bytes(b"".join(lines))
+    notes = demo.with_others(diagnosis(), tmp_path).notes
+    assert any("other programs used 1.2 of" in note for note in notes) is said
+
+
+def test_a_run_without_samples_of_the_host_says_nothing_about_others(tmp_path: Path) -> None:
+    assert demo.with_others(diagnosis(), tmp_path).notes == []
+    assert demo.with_others(diagnosis()).notes == []
 
 
 def test_a_remedy_without_a_number_of_workers_names_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from brim.errors import FAILED, GOOD, BrimError, MissingExtra, UsageError
@@ -30,6 +32,9 @@ PHOTOS, STEPS, BATCH = 48, 80, 4
 no epoch ends within a run."""
 LONGEST_S = 300.0
 """A run takes some 20 s; one that takes this long hangs."""
+_STEP_FILES = "runs/*/steps.*.jsonl"
+_NOISY = 0.25
+"""Cores used by other programs from which on they are mentioned."""
 _NEEDS = {"torch": "torch", "transformers": "transformers", "accelerate": "accelerate",
           "PIL": "pillow"}  # fmt: skip
 
@@ -121,17 +126,16 @@ class Story:
         job += ["--batch-size", str(BATCH), *arguments]
         options = ["diagnose", "--json", f"{name}.json"]
         self._say(f"$ {shlex.join(['brim', *options, '--', 'python', *job])}", "bold cyan")
-        seen = set(self._step_files())
+        seen = set(self.folder.glob(_STEP_FILES))
         self._run(
             [sys.executable, "-m", "brim", *options, "--", sys.executable, *job],
             f"training {STEPS} steps under brim diagnose",
             STEPS,
-            lambda: sum(_lines(path) for path in set(self._step_files()) - seen),
+            lambda: sum(_lines(path) for path in set(self.folder.glob(_STEP_FILES)) - seen),
         )
-        return with_rate(findings.read(self.folder / f"{name}.json"))
-
-    def _step_files(self) -> list[Path]:
-        return list(self.folder.glob("runs/*/steps.*.jsonl"))
+        found = with_rate(findings.read(self.folder / f"{name}.json"))
+        fresh = set(self.folder.glob(_STEP_FILES)) - seen
+        return with_others(found, *(path.parent for path in fresh))
 
     def _run(self, command: Sequence[str], doing: str, total: int, done: Callable[[], int]) -> None:
         """Wait for a command with a progress bar; what it prints goes to a file.
@@ -176,6 +180,8 @@ class Story:
         from brim.report.compare import render
 
         self._say(words.verdict(after))
+        for note in after.notes:
+            self._say(f"({note})")
         self._say()
         self._say("$ brim compare before.json after.json", "bold cyan")
         render(compare(before, after, names=("before", "after")), self.out)
@@ -219,6 +225,26 @@ def with_rate(diagnosis: Diagnosis) -> Diagnosis:
         return diagnosis
     rate = BATCH * diagnosis.window.steps / diagnosis.window.wall_s
     return msgspec.structs.replace(diagnosis, metrics={"samples_per_s": rate, **diagnosis.metrics})
+
+
+def with_others(diagnosis: Diagnosis, *run_dirs: Path) -> Diagnosis:
+    """Add a note when other programs took cores that the job would have used."""
+    import msgspec
+
+    from brim.record import devices
+
+    used: list[float] = []
+    for folder in run_dirs:
+        with contextlib.suppress(BrimError):
+            samples = devices.read(folder).host
+            used += [s.cpu - s.job_cpu for s in samples if s.cpu is not None and s.job_cpu]
+    if not used or fmean(used) < _NOISY:
+        return diagnosis
+    note = (
+        f"other programs used {fmean(used):.1f} of this machine's {os.cpu_count()} cores "
+        "meanwhile: times are longer than they had to be"
+    )
+    return msgspec.structs.replace(diagnosis, notes=[*diagnosis.notes, note])
 
 
 def _wait(child: subprocess.Popen[bytes], look: Callable[[], None]) -> int | None:

@@ -72,6 +72,13 @@ def test_a_site_remembers_in_which_steps_it_was_seen() -> None:
     assert found.seconds["save"] == pytest.approx(0.1)
 
 
+def test_saving_that_no_hook_brackets_is_added_to_what_the_hooks_saw() -> None:
+    """``torch.save`` has a hook; a checkpoint written by numpy is only seen in the stacks."""
+    other = stack("6", (TRAIN, "save_weights", 70, "np.savez(path, **arrays)"), MAIN)
+    found = evidence(steps(10, save=0.02, samples=seen(("1", 0.06), ("6", 0.02))), SAVE, other)
+    assert found.seconds == pytest.approx({"save": 0.2 + 0.8 / 4, "compute": 0.6})
+
+
 def test_shares_are_of_the_window() -> None:
     found = evidence(steps(10, input_wait=0.06))
     assert found.share("input") == pytest.approx(0.6)

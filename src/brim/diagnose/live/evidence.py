@@ -122,7 +122,7 @@ def _split(total: Step, wall: float, sites: list[Site]) -> dict[str, float]:
     rest = max(0.0, wall - sum(seconds.values()))
     sampled: dict[str, float] = defaultdict(float)
     for site in sites:
-        if site.kind not in EXACT:
+        if site.stack.phase not in EXACT:
             sampled[site.kind] += site.wall
     _raise_evaluation(total, rest, sampled)
     seen = sum(sampled.values())

@@ -108,10 +108,11 @@ def _recompile(evidence: Evidence) -> Clue | None:
     if seconds <= 0:
         return None
     total = evidence.total
-    steps = [s for s in evidence.chosen.steps if s.compile_n]
-    tops = [s for s in evidence.sites if s.kind == "compile" and site(s.stack)]
+    seen = {p for s in evidence.of("compile") for p in s.steps}
+    seen |= {i for i, s in enumerate(evidence.chosen.steps) if s.compile_n}
+    tops = [s for s in evidence.of("compile") if site(s.stack)]
     lines = [
-        f"compilation took {duration(seconds)} of {duration(evidence.wall)}, in {len(steps)} of "
+        f"compilation took {duration(seconds)} of {duration(evidence.wall)}, in {len(seen)} of "
         f"{len(evidence.chosen.steps)} steps after the warm-up"
     ]
     if total.compile_n:

@@ -1,0 +1,54 @@
+"""Busy, but part of the work is not useful."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.diagnose.live.records import FORWARD, MAIN, TORCH, evidence, seen, stack, steps
+
+from brim.diagnose.live.computes import clues, pad_share
+
+AGAIN = stack(
+    "8", *FORWARD.frames[:2], (f"{TORCH}/utils/checkpoint.py", "backward"),
+    (f"{TORCH}/autograd/graph.py", "_engine_run_backward"), MAIN,
+)  # fmt: skip
+COUNTED: dict[str, Any] = {"tokens": 1000, "counted_batches": 1, "longest": 500, "batches": 1}
+
+
+def test_padding_takes_its_share_of_the_computing_only() -> None:
+    samples = seen(("1", 0.05), ("3", 0.05))
+    found = evidence(steps(10, pad_tokens=400, samples=samples, **COUNTED))
+    (clue,) = clues(found, memory_free=None)
+    assert clue.cause == "compute.padding"
+    assert clue.seconds == pytest.approx(0.4 * 0.5)
+    assert clue.facts == {"pad_share": pytest.approx(0.4)}
+    assert clue.evidence[0].startswith("40.0 % of the tokens that reached the model are padding")
+    assert "4,000 of 10,000 in 10 batches" in clue.evidence[0]
+
+
+@pytest.mark.parametrize("fields", [{}, COUNTED, COUNTED | {"pad_tokens": 0}])
+def test_full_rows_and_batches_without_tokens_give_no_clue(fields: dict[str, Any]) -> None:
+    found = evidence(steps(10, samples=seen(("1", 0.1)), **fields))
+    assert clues(found, memory_free=None) == []
+
+
+def test_the_share_of_padding_is_absent_where_no_token_was_counted() -> None:
+    assert pad_share(evidence(steps(3))) is None
+    assert pad_share(evidence(steps(3, pad_tokens=0, **COUNTED))) == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "named", "confidence"),
+    [(0.6, True, "high"), (0.1, False, ""), (None, True, "medium")],
+)
+def test_recomputing_is_a_loss_only_where_memory_was_free(
+    free: float | None, named: bool, confidence: str
+) -> None:
+    found = evidence(steps(10, samples=seen(("1", 0.075), ("8", 0.025))), AGAIN)
+    clue = next(iter(clues(found, memory_free=free)), None)
+    assert (clue is not None) is named
+    if clue is not None:
+        assert (clue.cause, clue.confidence) == ("compute.recompute", confidence)
+        assert clue.seconds == pytest.approx(0.25)
+        assert ("60.0 % of the memory was never used" in clue.evidence[0]) is (free == 0.6)

@@ -1,0 +1,101 @@
+"""Who waits for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.diagnose.live.records import process
+
+from brim.diagnose.live.evidence import Evidence, gather
+from brim.diagnose.live.ranks import clues, waits
+from brim.diagnose.live.window import choose
+from brim.record.steps import Footer, Step
+
+WALL = 0.1
+
+
+def _rank(rank: int, work: list[float], footer: Footer | None = None, **fields: Any) -> Evidence:
+    """A rank that works that long in each step of 0.1 s and waits in backward for the rest."""
+    base: dict[str, Any] = {"backward": 0.08, "backward_n": 1, "run_delay": 0.0}
+    lines = [
+        Step(n=n, t=WALL * (n + 1), wall=WALL, clock="opt0", cpu=seconds, **(base | fields))
+        for n, seconds in enumerate(work)
+    ]
+    found = process(lines, rank=rank, footer=footer, world=2)
+    return gather(found, choose(found, warmup=0))
+
+
+def _causes(*ranks: Evidence) -> set[str]:
+    return {c.cause for of in clues(ranks) for c in of}
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    assert clues([_rank(0, [0.05] * 20)]) == [[]]
+
+
+def test_the_wait_is_what_is_neither_on_a_core_nor_for_one_nor_for_the_loader() -> None:
+    found = waits(
+        [
+            _rank(0, [0.04] * 10, run_delay=0.01, input_wait=0.02, input_cpu=0.0),
+            _rank(1, [0.1] * 10),
+        ]
+    )
+    assert found.wait[0] == pytest.approx([0.03] * 10)
+    assert found.wait[1] == pytest.approx([0.0] * 10)
+    assert found.share(0) == pytest.approx(0.3)
+
+
+def test_a_late_rank_that_changes_is_the_datas_fault() -> None:
+    long_short = [0.09, 0.05] * 10
+    assert _causes(_rank(0, long_short), _rank(1, long_short[::-1])) == {"comm.straggler-data"}
+
+
+def test_always_the_same_late_rank_at_equal_work_is_a_slow_device() -> None:
+    slow = _rank(0, [0.05] * 20, tokens=100)
+    # it is late, and its thread is on its core no longer than the other's
+    late = _rank(1, [0.05] * 20, tokens=100, backward=0.0)
+    assert _causes(slow, late) == {"comm.straggler-device"}
+
+
+def test_always_the_same_late_rank_with_more_tokens_is_the_datas_fault() -> None:
+    few = _rank(0, [0.05] * 20, tokens=100)
+    many = _rank(1, [0.05] * 20, tokens=180, backward=0.0)
+    assert _causes(few, many) == {"comm.straggler-data"}
+
+
+DDP = Footer(ddp=[{"parameters": 10, "bytes": 40 << 20, "buckets": 2}])
+
+
+@pytest.mark.parametrize(
+    ("footer", "fields", "cause"),
+    [
+        (DDP, {"synced_backwards": 1}, "comm.exposed"),
+        (DDP, {"synced_backwards": 4, "backward_n": 4}, "comm.too-many"),  # no no_sync
+        (DDP, {"synced_backwards": 1, "backward_n": 4}, "comm.exposed"),  # no_sync as it should be
+        (Footer(ddp=[{"bytes": 40 << 20, "buckets": 400}]), {"synced_backwards": 1},
+         "comm.too-many"),
+        (Footer(ddp=[{"bytes": 1 << 18, "buckets": 5}]), {"synced_backwards": 1}, "comm.exposed"),
+        (Footer(), {"comm_n": 100}, "comm.too-many"),
+        (Footer(), {"comm_n": 1}, "comm.exposed"),
+        (None, {"comm_n": 1}, "comm.exposed"),  # killed: no footer
+    ],
+)  # fmt: skip
+def test_ranks_that_arrive_together_pay_for_too_many_collectives_or_for_slow_ones(
+    footer: Footer | None, fields: dict[str, Any], cause: str
+) -> None:
+    ranks = [_rank(r, [0.06] * 20, footer, **fields) for r in range(2)]
+    assert _causes(*ranks) == {cause}
+
+
+def test_each_rank_gets_its_own_wait() -> None:
+    found = clues([_rank(0, [0.06] * 20), _rank(1, [0.1] * 20)])
+    assert found[0][0].seconds == pytest.approx(0.04 * 20)
+    assert "rank 0 waited 800 ms" in found[0][0].evidence[0]
+    assert found[1] == []
+
+
+def test_ranks_are_matched_from_the_end_and_a_rank_without_steps_harms_nothing() -> None:
+    found = waits([_rank(0, [0.02] * 5 + [0.06] * 10), _rank(1, [0.06] * 10)])
+    assert found.work[0] == pytest.approx([0.06] * 10)
+    assert clues([_rank(0, [0.06] * 10), _rank(1, [])]) == [[], []]

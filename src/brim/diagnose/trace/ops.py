@@ -48,14 +48,22 @@ class Nest:
 
 
 def _parents(start: list[int], end: list[int]) -> Int64:
+    """The span around each span, or -1; spans are sorted by start, the longer first.
+
+    A loop, because traces in whole µs do not nest strictly: children outlive their parents by the
+    rounding.
+    """
     parent = [-1] * len(start)
     stack: list[int] = []
+    until: list[int] = []
     for index, begin in enumerate(start):
-        while stack and end[stack[-1]] <= begin:
+        while until and until[-1] <= begin:
+            until.pop()
             stack.pop()
         if stack:
             parent[index] = stack[-1]
         stack.append(index)
+        until.append(end[index])
     return np.array(parent, np.int64)
 
 

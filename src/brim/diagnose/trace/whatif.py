@@ -32,7 +32,7 @@ from brim.diagnose.trace.timeline import Int64, Spans, unite
 
 Float64 = npt.NDArray[np.float64]
 
-MOST_EVENTS: Final = 12_000
+MOST_EVENTS: Final = 8_000
 """Device events of a replay; a longer trace is cut at a step's end."""
 LATENCY_NS: Final = 5_000
 """From a launch call's start to its kernel's, where the trace shows no shorter one."""

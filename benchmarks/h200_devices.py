@@ -74,6 +74,12 @@ def _unfit() -> str | None:
     return None
 
 
+def _environment() -> dict[str, str]:
+    """For children: brim's source before what is there already."""
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+
+
 def _versions() -> Json:
     import importlib.metadata
 
@@ -195,8 +201,9 @@ def _phase_figures(inside: list[Any], phase: Json, sms: int) -> Json:
         "pcie_rx_bytes_s", "pcie_tx_bytes_s", "power_w", "sm_clock_mhz", "temperature_c",
     )  # fmt: skip
     figures: Json = {field: mean(field) for field in fields}
-    first, last = inside[0], inside[-1]
-    if first.energy_j is not None and last.energy_j is not None and last.t > first.t:
+    counted = [s for s in inside if s.energy_j is not None]
+    if len(counted) > 1:
+        first, last = counted[0], counted[-1]
         figures["power_from_energy_w"] = (last.energy_j - first.energy_j) / (last.t - first.t)
     throttled: dict[str, float] = {}
     for s in inside:
@@ -223,7 +230,7 @@ def _phase_figures(inside: list[Any], phase: Json, sms: int) -> Json:
 @contextlib.contextmanager
 def _recorder(path: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "brim", "watch", "--headless", "--record", str(path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    env = _environment()
     path.unlink(missing_ok=True)
     child = subprocess.Popen([*command, "--interval", "0.25"], env=env)
     try:
@@ -300,8 +307,15 @@ def _calls(lib: Any, handle: Any) -> Json:
     from brim.observe.gpm import Gpm
 
     calls: dict[str, Callable[[], Any]] = {
-        "fields": lambda: lib.nvmlDeviceGetFieldValues(handle, [186, 83, 74, 76, 269, 270, 271]),
+        **{
+            f"field {number}": lambda number=number: lib.nvmlDeviceGetFieldValues(handle, [number])
+            for number in (83, 74, 76, 185, 186, 197, 198, 269, 270, 271)
+        },
+        "fields": lambda: lib.nvmlDeviceGetFieldValues(handle, [83, 74, 76, 269, 270, 271]),
         "samples": lambda: lib.nvmlDeviceGetSamples(handle, 1, 0),
+        "power": lambda: lib.nvmlDeviceGetPowerUsage(handle),
+        "energy": lambda: lib.nvmlDeviceGetTotalEnergyConsumption(handle),
+        "violation": lambda: lib.nvmlDeviceGetViolationStatus(handle, 0),
         "memory": lambda: lib.nvmlDeviceGetMemoryInfo(handle),
         "clock": lambda: lib.nvmlDeviceGetClockInfo(handle, 1),
         "reasons": lambda: lib.nvmlDeviceGetCurrentClocksEventReasons(handle),
@@ -415,10 +429,9 @@ async def _shoot(state: Any, tick: Callable[[], bool], out: Path) -> None:
 @contextlib.contextmanager
 def _load() -> Iterator[None]:
     """A training-like load from another process."""
-    env = {**os.environ, "PYTHONPATH": ""}
     path = Path(f"/tmp/brim_load_{os.getpid()}.py")
     path.write_text(TRAINING)
-    child = subprocess.Popen([sys.executable, str(path), "60"], env=env, start_new_session=True)
+    child = subprocess.Popen([sys.executable, str(path), "60"], start_new_session=True)
     try:
         time.sleep(9.0)
         yield
@@ -446,8 +459,7 @@ def hw(out: Path) -> Json:
     """``brim hw --measure``, its facts and its page."""
     command = [sys.executable, "-m", "brim", "hw", str(out), "--measure"]
     env = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
+        **_environment(),
         "XDG_CACHE_HOME": str(out.resolve() / "cache"),
         "COLUMNS": "100",
     }

@@ -60,11 +60,12 @@ def measure(
     """
     pid, terminal = pty.fork()
     if pid == 0:
-        os.environ.update(PYTHONPATH=str(ROOT / "src"), TERM="xterm-256color")
+        paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         if recording is not None:
-            fakes = ROOT / "tests" / "fakes"
-            os.environ.update(FAKE_NVML=str(recording), PYTHONPATH=f"{fakes}:{ROOT / 'src'}")
+            paths.insert(0, str(ROOT / "tests" / "fakes"))
+            os.environ["FAKE_NVML"] = str(recording.resolve())
             os.chdir(recording.parent)
+        os.environ.update(PYTHONPATH=os.pathsep.join(paths), TERM="xterm-256color")
         os.execv(sys.executable, [sys.executable, "-m", "brim", "watch", *options])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     drawn = [0]

@@ -13,9 +13,38 @@ NOT_SUPPORTED = {"error": 3}
 Json = dict[str, Any]
 
 
+LOADED_FROM = 7
+"""The recording begins idle; from this moment on the model trains."""
+COUNTERS = ("74", "83", "197", "198")
+
+
 def h200() -> Json:
-    """An H200 in training: 98 % GPU-Util, about half of the tensor cores' time."""
-    return json.loads((FOLDER / "h200.json").read_text())
+    """An H200 in training, as recorded: 98 % GPU-Util, 45 % of the tensor cores' time."""
+    recording = json.loads((FOLDER / "h200.json").read_text())
+    device = recording["devices"][0]
+    for group in ("calls", "fields", "samples"):
+        device[group] = {name: _loaded(value) for name, value in device[group].items()}
+    device["gpm"] = _loaded(device["gpm"])
+    for counter in COUNTERS:
+        device["fields"][counter] = _goes_on(device["fields"][counter]["series"])
+    device["processes"] = [{"pid": 4242, "memory": 3_500_000_000}]
+    return recording
+
+
+def _loaded(value: Any) -> Any:
+    if isinstance(value, dict) and "series" in value:
+        return {"series": value["series"][LOADED_FROM:]}
+    return value
+
+
+def _goes_on(series: list[int]) -> Json:
+    """A counter that keeps its mean rate, where a repeated series would jump back."""
+    return counter(series[0], (series[-1] - series[0]) // (len(series) - 1))
+
+
+def counter(start: int, step: int) -> Json:
+    """Grows by ``step`` in half a second; read at the start, after one sample, then every 4th."""
+    return {"series": [start, *(start + step * (1 + 4 * n) for n in range(500))]}
 
 
 def eight() -> Json:
@@ -39,6 +68,7 @@ def without_gpm(
         "nvmlDeviceGetPciInfo": {"busId": "00000000:3B:00.0", "pciDeviceId": pci << 16 | 0x10DE},
         "nvmlDeviceGetMemoryInfo": {"total": memory, "used": memory // 2, "free": memory // 2},
         "nvmlDeviceGetEnforcedPowerLimit": watts * 1000,
+        "nvmlDeviceGetPowerUsage": watts * 900,
         "nvmlDeviceGetCudaComputeCapability": list(capability),
         **calls,
     }
@@ -69,10 +99,10 @@ def l4() -> Json:
     """72 W: the power cap holds the clock down most of the time."""
     recording = without_gpm("NVIDIA L4", 0x27B8, (8, 9), 24152899584, 72)
     device = recording["devices"][0]
-    device["fields"]["74"] = {"grows": [0, 400_000_000]}
+    device["fields"]["74"] = counter(0, 400_000_000)
     device["calls"]["nvmlDeviceGetClockInfo:1"] = 1065
     device["calls"]["nvmlDeviceGetMaxClockInfo:1"] = 2040
-    device["fields"]["186"] = 71900
+    device["calls"]["nvmlDeviceGetPowerUsage"] = 71900
     return recording
 
 
@@ -80,7 +110,7 @@ def throttled() -> Json:
     """Heat: 0.3 s of every half second, and the bits say so."""
     recording = h200()
     device = recording["devices"][0]
-    device["fields"]["269"] = {"grows": [0, 300_000_000]}
+    device["fields"]["269"] = counter(0, 300_000_000)
     device["calls"]["nvmlDeviceGetCurrentClocksEventReasons"] = 0x20 | 0x4
     device["calls"]["nvmlDeviceGetClockInfo:1"] = 1140
     device["calls"]["nvmlDeviceGetTemperature:0"] = 87

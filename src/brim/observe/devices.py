@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
 from brim.hardware.cores import Cores, usable_cores
 from brim.observe.backend import Backend, Moment, Unavailable
 from brim.observe.host import FIELDS as HOST_FIELDS
@@ -107,7 +109,8 @@ class Probe:
             driver=self.backend.driver if self.backend is not None else "",
             period_s=period_s,
             devices=self.devices(),
-            fields=_prefixed("device", of_devices) | _prefixed("host", HOST_FIELDS),
+            fields=_prefixed("device", of_devices, period_s)
+            | _prefixed("host", HOST_FIELDS, max(period_s, _HOST_PERIOD_S)),
             usable_cores=self.cores.usable,
             machine_cores=self.cores.machine,
             why_cores=list(self.cores.reasons),
@@ -294,8 +297,14 @@ def _present(host: HostSample | None) -> list[HostSample]:
     return [] if host is None else [host]
 
 
-def _prefixed(prefix: str, meanings: dict[str, Meaning]) -> dict[str, Meaning]:
-    return {f"{prefix}.{name}": meaning for name, meaning in meanings.items()}
+def _prefixed(prefix: str, meanings: dict[str, Meaning], period_s: float) -> dict[str, Meaning]:
+    """Meanings by full name, each with its own period."""
+    return {
+        f"{prefix}.{name}": msgspec.structs.replace(
+            meaning, period_s=meaning.period_s or meaning.every * period_s
+        )
+        for name, meaning in meanings.items()
+    }
 
 
 def _backends() -> list[Backend]:

@@ -15,6 +15,7 @@ MIB = float(1 << 20)
 # Numbers of nvmlGpmMetricId_t (nvml.h) → (field of DeviceSample, factor to its unit).
 # TX is what the device sends: PCIe TX is device to host, as DCGM's field 1009.
 METRICS: dict[int, tuple[str, float]] = {
+    1: ("gpu_util", 0.01),
     2: ("sm_active", 0.01),
     3: ("sm_occupancy", 0.01),
     5: ("tensor_active", 0.01),

@@ -6,11 +6,14 @@ NVML opens no CUDA context and needs no rights for what is read here.
 from __future__ import annotations
 
 import importlib
+import time
 from typing import Any
+
+import msgspec
 
 from brim.observe.backend import Moment, Unavailable
 from brim.observe.nvml_fields import BEFORE_HOPPER, FIELDS
-from brim.observe.nvml_unit import Unit
+from brim.observe.nvml_unit import SLOW_EVERY, Unit
 from brim.record.devices import Device, DeviceSample, Meaning
 
 
@@ -25,11 +28,17 @@ class Nvml:
         self._units: list[Unit | _Lost] = []
         self._open = False
         self.driver = ""
+        self.slow_every = SLOW_EVERY
 
     @property
     def meanings(self) -> dict[str, Meaning]:
         gpm = any(isinstance(unit, Unit) and unit.gpm for unit in self._units)
-        return FIELDS if gpm else FIELDS | BEFORE_HOPPER
+        found = FIELDS if gpm else FIELDS | BEFORE_HOPPER
+        every = self.slow_every
+        return {
+            name: msgspec.structs.replace(m, every=every) if m.every > 1 else m
+            for name, m in found.items()
+        }
 
     def open(self) -> None:
         """Raises :class:`Unavailable` with the reason when there is no usable NVML."""
@@ -45,6 +54,10 @@ class Nvml:
             self._add(number)
         if not self._units:
             raise Unavailable("the NVIDIA driver shows no device")
+        # at 2 Hz one device's turn a second at most, however many there are
+        self.slow_every = max(SLOW_EVERY, 2 * len(self._units))
+        for unit in self._units:
+            unit.slow_every = self.slow_every
 
     def devices(self) -> list[Device]:
         return [unit.describe() for unit in self._units]
@@ -68,9 +81,10 @@ class Nvml:
             # a lost device stays a row, so that the others keep their numbers
             self._units.append(_Lost(len(self._units), str(error)))
             return
-        self._units.append(Unit(lib, handle, len(self._units)))
+        now_s = time.monotonic()
+        self._units.append(Unit(lib, handle, len(self._units), now_s))
         for partition in _partitions(lib, handle):
-            self._units.append(Unit(lib, partition, len(self._units), parent=handle))
+            self._units.append(Unit(lib, partition, len(self._units), now_s, parent=handle))
 
 
 class _Lost:
@@ -78,6 +92,7 @@ class _Lost:
 
     def __init__(self, index: int, why: str) -> None:
         self._index = index
+        self.slow_every = 1
         self._absent = dict.fromkeys(("gpu_util", "memory_used_bytes", "power_w"), why)
 
     def describe(self) -> Device:

@@ -20,7 +20,7 @@ from brim.record.devices import Device, DeviceProcess, DeviceSample
 # nvmlSamplingType_t, nvmlClockType_t, nvmlFieldValue ids
 _GPU_UTIL, _MEMORY_UTIL = 1, 2
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
-_POWER_INSTANT, _ENERGY = 186, 83
+_ENERGY = 83
 _NVLINK = {138: "nvlink_tx_bytes_s", 139: "nvlink_rx_bytes_s"}
 _ALL_LINKS = 0xFFFFFFFF
 _UTIL = {"gpu_util": _GPU_UTIL, "mem_util": _MEMORY_UTIL}
@@ -28,22 +28,28 @@ _UTIL = {"gpu_util": _GPU_UTIL, "mem_util": _MEMORY_UTIL}
 # The binding's structures override attribute access in Python, ten times the cost of ctypes' own.
 plain = object.__getattribute__
 
-# Slow readings are taken at every n-th sample, devices taking turns: PCIe can cost 40 ms.
+# Slow readings take turns: on an H200 the counters cost 4.7 ms of CPU, ten times all the rest, and
+# before Hopper PCIe takes 40 ms.
 SLOW_EVERY = 4
 
 _NO_GPM = "GPM needs Hopper or newer"
 _OF_THE_WHOLE = "measured for the whole device, not for a partition"
 _WHOLE_ONLY = (
     "power_w", "energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "reasons",
-    "throttled_s", "fields",
+    "throttled_s", "mem_util", "fields",
 )  # fmt: skip
 
 
 class Unit:
     """Samples one device; what it never offers is found out once."""
 
-    def __init__(self, lib: Any, handle: Any, index: int, *, parent: Any = None) -> None:
-        """``parent``: the whole device's handle when ``handle`` is a MIG partition."""
+    def __init__(
+        self, lib: Any, handle: Any, index: int, moment_s: float, *, parent: Any = None
+    ) -> None:
+        """``parent``: the whole device's handle when ``handle`` is a MIG partition.
+
+        ``moment_s``: CLOCK_MONOTONIC now, from which counters count.
+        """
         self._lib = lib
         self._handle = handle
         self._whole = handle if parent is None else parent
@@ -53,15 +59,20 @@ class Unit:
         self._counters: dict[int, int] = {}
         self._seen_us: dict[int, int] = {}
         self._slow: dict[str, Any] = {}
+        self.slow_every = SLOW_EVERY
+        """Of how many samples one has the slow readings."""
         if self._partition:
             self._guard.never |= dict.fromkeys(_WHOLE_ONLY, _OF_THE_WHOLE)
-            self._guard.never |= dict.fromkeys(_UTIL, "the driver gives no utilisation under MIG")
         self._gpm = self._open_gpm()
+        if self._partition and self._gpm is None:
+            self._guard.never["gpu_util"] = "the driver gives no utilisation under MIG"
         self._device = self._identity()
         # the driver's buffers hold seconds of history, and counters need a start
-        for name in _UTIL:
-            self._ring_value(name)
-        self._from_counters(0.0)
+        if self._gpm is None:
+            for name in _UTIL:
+                self._ring_value(name)
+        self._counted = moment_s
+        self._from_counters(moment_s)
 
     @property
     def gpm(self) -> bool:
@@ -75,15 +86,14 @@ class Unit:
 
     def sample(self, moment: Moment) -> DeviceSample:
         self._guard.now = {}
-        if (moment.tick + self._index) % SLOW_EVERY == 0 or not self._slow:
+        counters: dict[str, Any] = {}
+        if (moment.tick + self._index) % self.slow_every == 0 or not self._slow:
             self._slow = self._slow_values(moment.owner)
-        values = {
-            **self._slow,
-            **self._gpm_values(),
-            "gpu_util": self._ring_value("gpu_util"),
-            **self._from_counters(moment.interval_s),
-            **self._now_values(),
-        }
+            counters = self._from_counters(moment.mono)
+        gpm = self._gpm_values()
+        values = {**self._slow, **gpm, **counters, **self._now_values()}
+        if "gpu_util" not in gpm:
+            values["gpu_util"] = self._ring_value("gpu_util")
         known = set(DeviceSample.__struct_fields__)
         return DeviceSample(
             t=moment.t,
@@ -148,9 +158,16 @@ class Unit:
             self._guard.now |= dict.fromkeys(GPM_FIELDS, self._guard.why("gpm"))
             return {}
         for name in GPM_FIELDS:
-            if name not in values:
+            if name not in values and name != "gpu_util":
                 self._guard.never[name] = "the device's GPM has no such metric"
         return values
+
+    def _memory_util(self) -> float | None:
+        """Beside GPM's own figures the last sampling period will do; the buffer costs 1.5 ms."""
+        if self._gpm is None:
+            return self._ring_value("mem_util")
+        rates = self._get("mem_util", "nvmlDeviceGetUtilizationRates")
+        return None if rates is None else rates.memory / 100
 
     def _ring_value(self, name: str) -> float | None:
         return self._guard.get(name, lambda: self._ring(_UTIL[name]))
@@ -174,28 +191,27 @@ class Unit:
         self._seen_us[kind] = max(t for t, _ in fresh)
         return sum(value for _, value in fresh) / len(fresh) / 100
 
-    def _from_counters(self, interval_s: float) -> dict[str, Any]:
+    def _from_counters(self, mono: float) -> dict[str, Any]:
+        """Energy, throttled time and NVLink traffic since the last look, ``mono`` in seconds."""
         found = self._field_values()
-        power = found.get(_POWER_INSTANT)
-        if power is None:
-            power = self._get("power_w", "nvmlDeviceGetPowerUsage")
+        span_s, self._counted = mono - self._counted, mono
         energy = found.get(_ENERGY)
         values = {
-            "power_w": None if power is None else power / 1000,
             "energy_j": None if energy is None else energy / 1000,
             "throttled_s": self._throttled(found),
         }
         if self._gpm is None and not self._partition:
             for counter, name in _NVLINK.items():
                 grown = self._grown(counter, found)
-                values[name] = grown * 1024 / interval_s if grown is not None else None
                 if counter not in found:
                     self._guard.never[name] = "no NVLink counter answers"
+                elif grown is not None and span_s > 0:
+                    values[name] = grown * 1024 / span_s
         return values
 
     def _field_values(self) -> dict[int, int | float]:
         """One call for many counters; those without a value are left out."""
-        wanted: list[Any] = [_POWER_INSTANT, _ENERGY, *THROTTLE_NS]
+        wanted: list[Any] = [_ENERGY, *THROTTLE_NS]
         if self._gpm is None:
             wanted += [(counter, _ALL_LINKS) for counter in _NVLINK]
         answers = self._get("fields", "nvmlDeviceGetFieldValues", wanted)
@@ -221,11 +237,10 @@ class Unit:
         return now - before if before is not None and now >= before else None
 
     def _now_values(self) -> dict[str, Any]:
-        memory = self._get("memory_used_bytes", "nvmlDeviceGetMemoryInfo")
+        power = self._get("power_w", "nvmlDeviceGetPowerUsage")
         return {
+            "power_w": None if power is None else power / 1000,
             "sm_clock_mhz": self._get("sm_clock_mhz", "nvmlDeviceGetClockInfo", _SM_CLOCK),
-            "memory_used_bytes": int(memory.used) if memory is not None else None,
-            "reasons": self._guard.get("reasons", self._reasons),
         }
 
     def _reasons(self) -> list[str]:
@@ -238,9 +253,11 @@ class Unit:
 
     def _slow_values(self, owner: Owner) -> dict[str, Any]:
         """What changes slowly or costs more; kept for the samples in between."""
+        memory = self._get("memory_used_bytes", "nvmlDeviceGetMemoryInfo")
         values = {
-            # the buffer covers the whole time since the last look, so nothing is lost
-            "mem_util": self._ring_value("mem_util"),
+            "mem_util": self._memory_util(),
+            "memory_used_bytes": int(memory.used) if memory is not None else None,
+            "reasons": self._guard.get("reasons", self._reasons),
             "memory_clock_mhz": self._get(
                 "memory_clock_mhz", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK
             ),

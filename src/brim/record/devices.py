@@ -37,8 +37,10 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     source: str = ""
     """The call or file; empty when this machine has none."""
+    every: int = 1
+    """Read at every n-th sample; in between the last value stands, and counters are null."""
     period_s: float | None = None
-    """Time between two readings; None: each sample."""
+    """Time between two readings."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,7 +125,10 @@ class DeviceSample(
     reasons: list[str] | None = None
     """What holds the clocks down at this moment; ``[]``: nothing, None: not known."""
     throttled_s: dict[str, float] | None = None
-    """Reason → seconds of the interval in which it held the clocks down (driver's counters)."""
+    """Reason → seconds since the last reading in which it held the clocks down.
+
+    From the driver's counters, which are read at every n-th sample: sums over samples are exact.
+    """
     processes: list[DeviceProcess] | None = None
     absent: dict[str, str] = {}
     """Field → why it is missing in this sample though the device has it."""
@@ -254,7 +259,10 @@ def why_absent(about: About, sample: DeviceSample, field: str) -> str:
     """The reason for a null: the sample's own, else the device's."""
     if field in sample.absent:
         return sample.absent[field]
-    for device in about.devices:
-        if device.index == sample.device:
-            return device.absent.get(field, "")
+    device = next((d for d in about.devices if d.index == sample.device), None)
+    if device is not None and field in device.absent:
+        return device.absent[field]
+    meaning = about.fields.get(f"device.{field}")
+    if meaning is not None and meaning.every > 1:
+        return f"read at every {meaning.every}th sample"
     return ""

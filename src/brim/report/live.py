@@ -26,6 +26,8 @@ from brim.report.live_state import LiveState
 Tick = Callable[[], bool]
 """Takes one sample into the state; False when there is nothing more to see."""
 
+CPU_SHARE = 0.01
+"""Of one core: what sampling may take."""
 FRAME_S = 1.0
 """Samples may come faster than the screen is drawn: drawing costs more than sampling."""
 
@@ -132,10 +134,13 @@ class LiveApp(App[None]):
 
     def _sample(self) -> None:
         """In a thread: a driver call can take tens of milliseconds, and may hang."""
-        drawn = 0.0
+        drawn, period_s = 0.0, self._period_s
         try:
-            while not self._leaving.wait(self._period_s):
+            while not self._leaving.wait(period_s):
+                began_s = time.thread_time()
                 more = self._tick()
+                # a driver that is dear is asked less often
+                period_s = max(self._period_s, (time.thread_time() - began_s) / CPU_SHARE)
                 if self._leaving.is_set():
                     return
                 now = time.monotonic()

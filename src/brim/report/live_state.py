@@ -45,10 +45,13 @@ class _History:
     last: DeviceSample | None = None
     tensor: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     util: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    energy_j: float | None = None
     throttled_s: dict[str, float] = field(default_factory=dict)
     """Reason → seconds since the view began, by the driver's counters."""
     held: dict[str, float] = field(default_factory=dict)
     """Reason → share of the window."""
+    _counted: float | None = None
+    """When the counters were read last; None: the driver has none."""
     _window: deque[tuple[float, float, dict[str, float]]] = field(default_factory=deque)
 
     def add(self, sample: DeviceSample) -> None:
@@ -59,10 +62,27 @@ class _History:
             self.util.append(sample.gpu_util)
         for reason, seconds in (sample.throttled_s or {}).items():
             self.throttled_s[reason] = self.throttled_s.get(reason, 0.0) + seconds
-        self._window.append((sample.t, sample.interval_s, _held(sample)))
-        while sample.t - self._window[0][0] > ALERT_S:
-            self._window.popleft()
-        self.held = self._shares()
+        if sample.energy_j is not None:
+            self.energy_j = sample.energy_j
+        if (covered := self._covered(sample)) is not None:
+            self._window.append((sample.t, *covered))
+            while len(self._window) > 1 and sample.t - self._window[0][0] > ALERT_S:
+                self._window.popleft()
+            self.held = self._shares()
+
+    def _covered(self, sample: DeviceSample) -> tuple[float, dict[str, float]] | None:
+        """(seconds, seconds held by reason) that a sample tells about; None: nothing new.
+
+        From the driver's counters; where it has none, from the momentary bits.
+        """
+        if sample.throttled_s is not None:
+            since = sample.interval_s if self._counted is None else sample.t - self._counted
+            self._counted = sample.t
+            return since, {reason: s for reason, s in sample.throttled_s.items() if s > 0}
+        if self._counted is not None:
+            return None
+        held = [r for r in sample.reasons or () if r not in HARMLESS]
+        return sample.interval_s, dict.fromkeys(held, sample.interval_s)
 
     def _shares(self) -> dict[str, float]:
         span = sum(interval_s for _, interval_s, _ in self._window)
@@ -71,13 +91,6 @@ class _History:
             for reason, seconds in held.items():
                 total[reason] = total.get(reason, 0.0) + seconds
         return {r: min(1.0, s / span) for r, s in total.items()} if span > 0 else {}
-
-
-def _held(sample: DeviceSample) -> dict[str, float]:
-    """Seconds by reason, from the driver's counters; where it has none, from the momentary bits."""
-    if sample.throttled_s is not None:
-        return {reason: s for reason, s in sample.throttled_s.items() if s > 0}
-    return {r: sample.interval_s for r in sample.reasons or () if r not in HARMLESS}
 
 
 class LiveState:
@@ -114,6 +127,10 @@ class LiveState:
             if history.tensor:
                 return "tensor", list(history.tensor)
             return "util", list(history.util)
+
+    def energy_j(self, device: int) -> float | None:
+        """The last reading of the energy counter."""
+        return self._devices[device].energy_j if device in self._devices else None
 
     def throttled_totals(self, device: int) -> dict[str, float]:
         """Reason → seconds since the view began; empty where the driver does not count."""

@@ -129,9 +129,9 @@ def _totals(state: LiveState) -> Iterable[Metric]:
         labels=["device", "reason"],
     )
     for device in state.devices:
-        sample, label = state.last(device.index), str(device.index)
-        if sample is not None and sample.energy_j is not None:
-            energy.add_metric([label], sample.energy_j)
+        label = str(device.index)
+        if (joules := state.energy_j(device.index)) is not None:
+            energy.add_metric([label], joules)
         for reason, seconds in state.throttled_totals(device.index).items():
             held.add_metric([label, reason], seconds)
     return energy, held

@@ -396,3 +396,19 @@ def test_the_profilers_own_cost_is_taken_out_of_the_launches(tape: Any, read: Re
     profiled = share(plain, "host.launch")
     assert share(known, "host.launch") == pytest.approx((profiled - 0.05) / 0.95, abs=1e-3)
     assert known.metrics["step_s"] == pytest.approx(step_s * 0.95)
+
+
+def test_useful_is_the_model_at_its_peak_where_both_are_known(tape: Any, read: Read) -> None:
+    for number in range(6):
+        with tape.step(number):
+            layers(tape)
+    trace = read(tape)
+    step_s = tape.length * 1e-6 / 6
+    known = TraceContext(step_s=step_s, model_flops_per_step=0.4 * 989e12 * step_s,
+                         peak_flops=989e12)  # fmt: skip
+    diagnosis = diagnose_traces([trace], context=known)
+    parts = {(e.part, e.cause): e.share for e in diagnosis.account}
+    assert parts["useful", "compute"] == pytest.approx(0.4)
+    assert parts["busy-lost", "compute"] == pytest.approx(0.6, abs=0.02)
+    assert diagnosis.metrics["mfu"] == pytest.approx(0.4)
+    assert causes(diagnosis) == []

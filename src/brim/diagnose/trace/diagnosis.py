@@ -70,7 +70,26 @@ def job_shares(job: Job) -> Shares:
         shares = _without_profiler(rank, job.context)
         for key, share in _with_stragglers(job, position, shares).items():
             total[key] += share / len(job.ranks)
-    return total
+    return _with_efficiency(total, model_flops_utilisation(job.context))
+
+
+def model_flops_utilisation(context: TraceContext) -> float | None:
+    """Useful FLOPs over what the device could do in an ordinary step, where both are known."""
+    if context.step_s and context.model_flops_per_step is not None and context.peak_flops:
+        return context.model_flops_per_step / context.step_s / context.peak_flops
+    return None
+
+
+def _with_efficiency(shares: Shares, mfu: float | None) -> Shares:
+    """Where useful FLOPs are known, only they are useful: what kernels take beyond the peak is
+    lost, with no cause of its own (``compute``: kernel efficiency)."""
+    useful: tuple[Part, str] = ("useful", COMPUTE)
+    if mfu is None or mfu >= shares.get(useful, 0.0):
+        return shares
+    out = dict(shares)
+    out["busy-lost", COMPUTE] = out[useful] - mfu
+    out[useful] = mfu
+    return out
 
 
 def _with_stragglers(job: Job, position: int, shares: Shares) -> Shares:
@@ -167,11 +186,10 @@ def metrics(job: Job, shares: Shares) -> dict[str, float]:
     out = {"busy": sum(share for (part, _), share in shares.items() if part not in _NOT_BUSY)}
     if walls:
         out["profiled_step_s"] = statistics.median(walls) * 1e-9
-    context = job.context
-    if context.step_s is not None:
-        out["step_s"] = context.step_s
-        if context.model_flops_per_step is not None and context.peak_flops:
-            out["mfu"] = context.model_flops_per_step / context.step_s / context.peak_flops
+    if job.context.step_s is not None:
+        out["step_s"] = job.context.step_s
+    if (mfu := model_flops_utilisation(job.context)) is not None:
+        out["mfu"] = mfu
     return out
 
 

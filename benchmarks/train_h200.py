@@ -35,6 +35,7 @@ from brim.model.batch import PackedBatch, RowCounts
 from brim.model.config import ModelConfig, TextConfig, VisionConfig
 from brim.model.flops import Trained
 from brim.model.kernels import choose, compile_blocks, installed, kernels
+from brim.model.layers import Segments, TextMLP, VisionBlock
 from brim.model.lora import add_lora
 from brim.model.parts import PARTS
 from brim.model.precision import use_fp8
@@ -65,6 +66,8 @@ class Variant:
     """Rows of one optimizer step."""
     budget: float = 0.9
     """Share of activations kept, see brim.model.kernels.ACTIVATION_BUDGET."""
+    quack: str = ""
+    """untuned or tuned: MLPs of both towers as quack's products with fused activations."""
 
 
 PLAN = [
@@ -87,18 +90,63 @@ PLAN = [
     Variant(name="4B-fa4-eager", size="4B", length=8192, compile=False),
     Variant(name="4B-fa4-masters", size="4B", length=8192, states="fp32 + masters"),
     Variant(name="4B-fa4-static", size="4B", static_patches=True),
+    Variant(name="4B-quack", size="4B", quack="untuned"),
+    Variant(name="4B-quack-tuned", size="4B", quack="tuned"),
     Variant(name="4B-fa4-keep-all", size="4B", budget=1.0),
 ]
 KINDS = (
     # first match wins; names as CUDA and Inductor print them
     ("attention", ("flash", "fmha", "attention", "_fwd_kernel", "FlashAttention", "bwd_postprocess",
                    "bwd_preprocess", "sdpa")),
-    ("gemm", ("gemm", "nvjet", "cutlass", "cublas", "xmma", "_scaled_mm")),
+    ("gemm", ("gemm", "Gemm", "nvjet", "cutlass", "cublas", "xmma", "_scaled_mm")),
     ("optimizer", ("_adamw", "multi_tensor", "lpnorm", "LpNorm")),
     ("compiled", ("triton_",)),
     ("copy and fill", ("Memcpy", "Memset", "copy", "fill", "CatArray")),
     ("rows", ("index", "gather", "scatter", "embedding", "sort", "Radix")),
 )  # fmt: skip
+
+
+class QuackMLP(torch.nn.Module):
+    """A text block's MLP: gate_up with SwiGLU in its epilogue, and in the backward pass too."""
+
+    def __init__(self, mlp: TextMLP, tuned: bool) -> None:
+        super().__init__()
+        self.gate_up, self.down, self.tuned = mlp.gate_up, mlp.down, tuned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from quack.mlp import mlp_func
+
+        return mlp_func(
+            x, self.gate_up.weight, self.down.weight, "swiglu", tuned=self.tuned, concat_layout=True
+        )
+
+
+class QuackVisionBlock(VisionBlock):
+    """A tower block whose GELU is in the epilogue of its product."""
+
+    tuned = False
+
+    def forward(self, x: torch.Tensor, at: Segments) -> torch.Tensor:
+        from quack.mlp import mlp_func
+
+        x = x + self.attention(self.attention_norm(x), at)
+        return x + mlp_func(
+            self.mlp_norm(x),
+            self.up.weight,
+            self.down.weight,
+            "gelu_tanh_approx",
+            bias1=self.up.bias,
+            bias2=self.down.bias,
+            tuned=self.tuned,
+        )
+
+
+def use_quack(model: Qwen3VL, tuned: bool) -> None:
+    for block in model.blocks:
+        block.mlp = QuackMLP(block.mlp, tuned)
+    for block in model.visual.blocks:
+        block.__class__ = QuackVisionBlock
+        block.tuned = tuned
 
 
 def build(variant: Variant, config: ModelConfig, device: torch.device) -> tuple[Qwen3VL, AdamW]:
@@ -120,6 +168,8 @@ def build(variant: Variant, config: ModelConfig, device: torch.device) -> tuple[
     )
     if variant.lora:
         add_lora(model, variant.lora, 2.0 * variant.lora)
+    if variant.quack:
+        use_quack(model, variant.quack == "tuned")
     if variant.fp8:
         use_fp8(model, variant.fp8, variant.fp8_scope)
     if picked.compile.value:

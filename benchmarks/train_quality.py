@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from dataclasses import replace
@@ -34,8 +35,6 @@ from brim.model.precision import use_fp8
 from brim.model.qwen3vl import Qwen3VL
 from brim.model.weights import random_model
 from brim.train.adamw import AdamW, decay_groups
-from brim.train.config import OptimizerTable
-from brim.train.schedule import learning_rate
 from brim.train.step import TrainStep
 from brim.train.synthetic import PUBLISHED, Document, Frame, pack
 
@@ -127,14 +126,22 @@ class PlainRounding(AdamW):
         self.inner.step()
 
 
+def rate(step: int, steps: int, warmup: int = 20) -> float:
+    """A warm-up, then a cosine to zero."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+
+
 def train(name: str, data: list[PackedBatch], args: argparse.Namespace) -> list[float]:
     device = data[0].input_ids.device
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     model, optimizer = build(name, shape(args.dry), device)
     step = TrainStep(model, optimizer)
-    table = OptimizerTable(learning_rate=args.learning_rate, warmup_steps=20)
-    losses = [step([row], learning_rate(table, n, len(data))).loss for n, row in enumerate(data)]
+    losses = [
+        step([row], args.learning_rate * rate(n, len(data))).loss for n, row in enumerate(data)
+    ]
     found: list[float] = torch.stack(losses).tolist()
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch._dynamo.reset()

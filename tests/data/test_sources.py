@@ -291,3 +291,88 @@ def test_58_defects_in_chat_files_give_what_their_list_wants(shared: Path) -> No
             assert isinstance(wanted, str) and wanted in str(error), f"{name}: {error}"
         else:
             assert [outcome(source, i) for i in range(len(source))] == wanted, name
+
+
+def test_a_parquet_file_of_many_batches_gives_any_row(tmp_path: Path) -> None:
+    records = [sample(n) for n in range(1000)]
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet", row_group_size=300)
+    source = opened(tmp_path / "a.parquet")
+    for index in (0, 255, 256, 299, 300, 511, 512, 998, 999):
+        assert source.records.record(index) == records[index]
+        assert source.records.where(index).line == index + 1
+    [copy] = (tmp_path / ".brim").glob("*.arrow")
+    made = copy.stat().st_mtime_ns
+    opened(tmp_path / "a.parquet")
+    assert copy.stat().st_mtime_ns == made  # written once
+    pq.write_table(pa.Table.from_pylist(records[:500]), tmp_path / "a.parquet")
+    again = opened(tmp_path / "a.parquet")
+    assert len(again) == 500
+    assert again.records.fingerprint() != source.records.fingerprint()
+
+
+def test_a_full_disk_leaves_no_half_copy_of_a_parquet_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.Table.from_pylist([sample(1)]), tmp_path / "a.parquet")
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", full)
+    with pytest.raises(OSError, match="No space"):
+        opened(tmp_path / "a.parquet")
+    assert not list((tmp_path / ".brim").iterdir())
+
+
+def test_a_dataset_without_the_split_names_those_it_has(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([sample(1)])
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
+    config = SourceConfig(path=str(tmp_path / "saved"), split="val")
+    with pytest.raises(InputError, match="has no split val; it has train, test"):
+        open_sources([config])
+    [source] = open_sources([SourceConfig(path=str(tmp_path / "saved"), split="test")])
+    assert len(source) == 1
+
+
+def test_a_folder_that_is_no_dataset_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text("{}")
+    with pytest.raises(InputError, match="cannot be loaded as a dataset"):
+        opened(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.6, 0.9])
+def test_a_cut_tar_gives_whole_samples_or_reasons(tmp_path: Path, keep: float) -> None:
+    members = {}
+    for n in range(5):
+        members[f"{n}.json"] = json.dumps(sample(n)).encode()
+        members[f"{n}.jpg"] = jpeg(32, 32, n)
+    path = tar_of(tmp_path / "a.tar", members)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data.rstrip(b"\0")) * keep)])
+    try:
+        source = opened(path)
+    except InputError as error:
+        assert "a.tar" in str(error)
+        return
+    for index in range(len(source)):
+        try:
+            conversation = source.conversation(index)
+        except BadSample as bad:
+            assert bad.kind in ("tar.member", "json.syntax", "chat.placeholders")
+        else:
+            ref = next(conversation.pictures()).ref
+            # a picture that was cut off is a path again, which the scan does not find
+            assert ref == jpeg(32, 32, index) or (ref == "a.jpg" and index == len(source) - 1)
+
+
+def test_a_member_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    from brim.data.tars import Tar
+
+    path = tar_of(
+        tmp_path / "a.tar", {"0.json": json.dumps(sample(0)).encode(), "0.jpg": bytes(999)}
+    )
+    with pytest.raises(BadSample, match="a member of 999 bytes; the limit is 500"):
+        Tar(path, max_bytes=500).record(0)

@@ -131,9 +131,9 @@ def _lines(
     ends = np.concatenate([*breaks, np.array([len(view)])]).astype(np.int64)
     starts = np.concatenate([[start], ends[:-1] + 1]).astype(np.int64)
     # only a short line can be blank, so only those are looked at
-    full = np.array(
-        [e - s > 64 or bool(data[s:e].strip(_BLANK)) for s, e in zip(starts, ends, strict=True)]
-    )
+    full = ends - starts > 64
+    for k in np.flatnonzero(~full).tolist():
+        full[k] = bool(data[starts[k] : ends[k]].strip(_BLANK))
     del view  # or the map could never be closed
     return starts[full], ends[full], np.flatnonzero(full) + 1
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from brim.observe.processes import JobTree, read_stat
 
@@ -120,3 +123,24 @@ def test_a_real_grandchild_is_found() -> None:
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
+
+
+@given(st.binary(max_size=15), st.sampled_from("RSDZT"))
+def test_any_name_of_a_process_leaves_its_numbers_readable(name: bytes, state: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "5").mkdir()
+        numbers = b" ".join(b"%d" % n for n in range(4, 50))
+        line = b"5 (" + name + b") " + state.encode() + b" 3 " + numbers + b"\n"
+        (Path(folder) / "5/stat").write_bytes(line)
+        stat = read_stat(5, proc=Path(folder))
+    assert stat is not None
+    assert (stat.state, stat.ppid, stat.utime, stat.stime) == (state, 3, 13, 14)
+    assert (stat.threads, stat.rss) == (19, 23)
+
+
+@given(st.binary(max_size=60))
+def test_a_garbled_stat_file_is_a_process_that_has_gone(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "5").mkdir()
+        (Path(folder) / "5/stat").write_bytes(content)
+        assert read_stat(5, proc=Path(folder)) is None

@@ -182,3 +182,27 @@ def test_a_sparkline_ends_with_the_newest_value(
 @given(st.lists(st.floats(-1, 3), max_size=50), st.integers(0, 60))
 def test_a_sparkline_is_as_wide_as_asked_for_any_values(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) == width
+
+
+@given(
+    st.text(max_size=40),
+    st.text(max_size=40),
+    st.integers(1, 130),
+    st.integers(1, 40),
+)
+def test_any_names_and_any_terminal_keep_rows_within_the_width(
+    device: str, process: str, width: int, height: int
+) -> None:
+    about = About(
+        t=0.0, host=device, backend="nvml", period_s=0.5, devices=[Device(index=0, name=device)]
+    )
+    state = LiveState(about)
+    owner = DeviceProcess(pid=1, whose="other", name=process, memory_bytes=1 << 40)
+    sample = DeviceSample(
+        t=1, mono=1, interval_s=1, device=0, processes=[owner], power_w=1e6, gpu_util=1.0
+    )
+    state.add([sample], HOST)
+    state.job = msgspec.structs.replace(JOB, name=process, verdict=device)
+    screen = rows(state, Canvas(width, height), clock="10:14:22", footer="q")
+    assert len(screen) <= height
+    assert all(cell_len("".join(t for t, _ in row)) <= width for row in screen)

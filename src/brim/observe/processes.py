@@ -38,7 +38,7 @@ def read_stat(pid: int, *, proc: Path = PROC) -> Stat | None:
     # the name stands in parentheses and may itself hold spaces and parentheses
     left, _, right = data.rpartition(b")")
     fields = right.split()
-    if len(fields) < 22:
+    if len(fields) < 22 or not all(fields[i].isdigit() for i in (1, 11, 12, 17, 21)):
         return None
     return Stat(
         pid=pid,

@@ -17,7 +17,7 @@ def config(tmp_path: Path, small_folder: Path) -> Path:
     (tmp_path / "2.jpg").unlink()
     path = tmp_path / "config.toml"
     path.write_text(
-        f'model = "{small_folder}"\n'
+        f'[model]\npath = "{small_folder}"\n'
         "[data]\n"
         'sources = ["train.jsonl"]\n'
         "tokens_per_row = 1024\nrows_per_step = 4\nmax_bad_share = 0.5\n"

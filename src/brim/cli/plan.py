@@ -62,13 +62,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _model(table: dict[str, Any], path: Path) -> str:
-    """The model's folder or hub id: ``model = "…"`` or ``[model] path = "…"``."""
-    found = table.get("model")
-    if isinstance(found, dict):
-        found = found.get("path", found.get("name"))
+    """Folder or hub id of the tokenizer: of ``[model]`` the processor or the path."""
+    model = table.get("model")
+    found = model.get("processor") or model.get("path") if isinstance(model, dict) else model
     if not isinstance(found, str):
         raise ConfigError(
-            f"{path} names no model", hint='write model = "FOLDER", or give --model FOLDER'
+            f"{path} names no model with a tokenizer",
+            hint='write [model] path = "FOLDER", or give --model FOLDER',
         )
     beside = path.resolve().parent / found
     return str(beside) if beside.is_dir() else found

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -293,11 +294,12 @@ class HostSide:
 
     def _paint(self, thread: int) -> list[Spans]:
         host = self.events
-        rows = np.flatnonzero(host.thread == thread)
-        states = self.state[rows]
+        rows = np.flatnonzero((host.thread == thread) & (self.state < State.NOTHING))
+        rows = rows[np.argsort(self.state[rows], kind="stable")]  # by state, then by start
+        edges = np.searchsorted(self.state[rows], np.arange(State.NOTHING + 1))
         layers = [
-            union(host.start[rows[states == state]], host.end[rows[states == state]])
-            for state in range(State.NOTHING)
+            union(host.start[rows[low:high]], host.end[rows[low:high]])
+            for low, high in pairwise(edges.tolist())
         ]
         return _exclusive(layers)
 

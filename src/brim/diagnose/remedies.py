@@ -45,6 +45,8 @@ class _Entry(msgspec.Struct, kw_only=True):
     memory: str = ""
     needs: list[str] = []
     """Facts without which the remedy cannot be worded."""
+    unless: list[str] = []
+    """Facts with which another remedy of the cause says it better."""
 
 
 @cache
@@ -59,7 +61,8 @@ def for_cause(cause: str, facts: Facts) -> list[Remedy]:
 
 
 def _known(entry: _Entry, facts: Facts) -> bool:
-    return all(name in facts for name in entry.needs)
+    better = any(name in facts for name in entry.unless)
+    return all(name in facts for name in entry.needs) and not better
 
 
 class _Facts(dict[str, Any]):

@@ -56,7 +56,7 @@ class Rank:
     @property
     def wall(self) -> float:
         """The window, and a start-up that is part of what was seen."""
-        once = sum(c.seconds for c in self.clues if c.cause == "input.startup")
+        once = sum(c.seconds for c in self.clues if c.once)
         return self.evidence.wall + once
 
 
@@ -138,11 +138,12 @@ def _machine(run: Run, evidences: Sequence[Evidence]) -> Machine:
     quota = run.info.host.get("quota")
     throttled = [s.throttled for s in samples if s.throttled is not None]
     job = [s.job_cpu for s in samples if s.job_cpu is not None]
+    busy = [s.cpu for s in samples if s.cpu is not None]
     return Machine(
         machine=machine,
         usable=min(float(usable), float(quota)) if quota else float(usable),
         job=statistics.fmean(job) if job else None,
-        busy=statistics.fmean(s.cpu for s in samples if s.cpu is not None) if samples else None,
+        busy=statistics.fmean(busy) if busy else None,
         throttled=statistics.fmean(throttled) if throttled else 0.0,
         ranks=max(1, len(evidences)),
     )
@@ -181,7 +182,7 @@ def _of_rank(rank: Rank) -> dict[str, float]:
     left = dict(rank.evidence.seconds)
     named: dict[str, float] = defaultdict(float)
     for clue in sorted(rank.clues, key=lambda c: -c.seconds):
-        if clue.cause == "input.startup":
+        if clue.once:
             named[clue.cause] += clue.seconds
         else:
             named[clue.cause] += _take(left, clue)
@@ -261,9 +262,10 @@ def _finding(cause: str, share: float, clues: list[Clue]) -> Finding:
 
 
 def sentence(findings: Sequence[Finding], account: Sequence[Entry]) -> str:
-    """The verdict in one sentence."""
+    """The verdict in one sentence; empty where the findings, or what is unknown, must speak."""
     busy = sum(e.share for e in account if e.part == "useful")
-    if not findings:
+    unknown = sum(e.share for e in account if e.part == "unknown")
+    if not findings and unknown < REPORTED_FROM:
         return f"Healthy: the training thread computes {busy:.0%} of the time; no cause takes 5 %."
     return ""
 

@@ -20,6 +20,8 @@ class Clue:
     where: Where | None = None
     after: float | None = None
     """Seconds of the window that stay lost in the same place when it is cured, where known."""
+    once: bool = False
+    """The seconds lie before the window; they are added to what was seen."""
     report_from: float = REPORTED_FROM
     """Share of the time below which it is a price that everybody pays, and no finding."""
     facts: dict[str, float | int | str] = field(default_factory=dict)

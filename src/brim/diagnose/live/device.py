@@ -53,7 +53,7 @@ Shares = dict[tuple[Part, str], float]
 def context(found: Sequence[Rank], *, peak_flops: float | None = None) -> TraceContext:
     """What the measured steps tell the judge of the trace."""
     walls = [s.wall for r in found for s in r.evidence.chosen.steps]
-    steady = [c for r in found for c in r.clues if family(c.cause) == "input"]
+    steady = [c for r in found for c in r.clues if family(c.cause) == "input" and not c.once]
     footer = found[0].evidence.process.footer
     memory = footer.memory if footer else None
     free = 1 - memory["reserved_peak"] / memory["total"] if memory and "total" in memory else None
@@ -161,7 +161,7 @@ def _base(traced: Diagnosis) -> Shares:
 def _move(shares: Shares, clues: Sequence[Clue], wall: float) -> None:
     """Host time that the hooks name exactly is taken out of what the trace could not name."""
     for clue in sorted(clues, key=lambda c: -c.seconds):
-        if family(clue.cause) in _TRACED_BETTER or clue.cause == "input.startup" or wall <= 0:
+        if family(clue.cause) in _TRACED_BETTER or clue.once or wall <= 0:
             continue
         have = sum(v for (_, cause), v in shares.items() if cause == clue.cause)
         missing = clue.seconds / wall - have
@@ -210,7 +210,7 @@ def _excess(rank: Rank) -> Mapping[str, float]:
 
 
 def _input_cause(rank: Rank) -> str:
-    steady = [c for c in rank.clues if family(c.cause) == "input"]
+    steady = [c for c in rank.clues if family(c.cause) == "input" and not c.once]
     return max(steady, key=lambda c: c.seconds).cause if steady else "input.startup"
 
 

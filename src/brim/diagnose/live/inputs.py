@@ -65,7 +65,8 @@ def clues(evidence: Evidence, workers: Workers | None, machine: Machine) -> list
 def _priced(evidence: Evidence, clue: Clue | None) -> Clue | None:
     """Where batches lie ready when the loop asks, the wait is not for their making."""
     total = evidence.total
-    if clue is None or total.ready < total.batches or clue.cause == "input.worker-restart":
+    lay_ready = total.batches > 0 and total.ready >= total.batches
+    if clue is None or not lay_ready or clue.cause == "input.worker-restart":
         return clue
     return replace(clue, report_from=max(clue.report_from, PRICE))
 
@@ -388,5 +389,5 @@ def _startup(evidence: Evidence) -> Clue | None:
             f"{percent(steady)} of the time",
         ),
         where=where(site(stack)) if stack else None,
-        facts={"once": once},
+        once=True,
     )

@@ -8,6 +8,7 @@ standard library) and two variables that tell the hooks where to write.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -74,10 +75,11 @@ def run(command: Sequence[str], env: dict[str, str], stop: threading.Event | Non
 
     Ctrl-C reaches the job from the terminal, as it does without brim, and brim waits for it to
     end; other signals that would end brim are passed on.  Setting ``stop`` ends the job with
-    SIGTERM, as a scheduler would.
+    SIGTERM, as a scheduler would.  Raises :class:`InputError` when the program cannot be started.
     """
-    child = subprocess.Popen(command, env=env)
-    with _passing_signals(child):
+    with _passing_signals() as relay:
+        child = _start(command, env)
+        relay.attach(child)
         while True:
             try:
                 code = child.wait(timeout=0.2 if stop is not None else None)
@@ -86,24 +88,76 @@ def run(command: Sequence[str], env: dict[str, str], stop: threading.Event | Non
                 continue  # the job has received it too
             except subprocess.TimeoutExpired:
                 if stop is not None and stop.is_set():
-                    child.terminate()
+                    _terminate_tree(child.pid)
                     stop = None
     return code if code >= 0 else 128 - code
 
 
-@contextlib.contextmanager
-def _passing_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; a library call passes nothing on
-        return
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+def _start(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
     try:
-        yield
+        return subprocess.Popen(command, env=env)
+    except OSError as error:
+        hint = ""
+        if error.errno == errno.ENOEXEC:
+            hint = f"give it a first line such as #!/bin/bash, or name the shell: bash {command[0]}"
+        raise InputError(f"{command[0]}: cannot be run ({error.strerror})", hint=hint) from None
+
+
+def _terminate_tree(pid: int) -> None:
+    """SIGTERM to a process and all below it: a shell that ends leaves its children running."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+
+
+class _Relay:
+    """Passes signals on to the job, also those that come before there is one."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+
+    def attach(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+        for number in self._early:
+            self(number, None)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._child is None:
+            self._early.append(number)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(number)
+
+
+@contextlib.contextmanager
+def _passing_signals() -> Iterator[_Relay]:
+    relay = _Relay()
+    if threading.current_thread() is not threading.main_thread():
+        yield relay  # only the main thread may set handlers; a library call passes nothing on
+        return
+    numbers = _FORWARDED if _at_terminal() else (*_FORWARDED, signal.SIGINT)
+    before = {number: signal.signal(number, relay) for number in numbers}
+    try:
+        yield relay
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _at_terminal() -> bool:
+    """Is brim in the foreground of a terminal, whose Ctrl-C reaches the job as well?"""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -187,7 +187,7 @@ def _job(job: JobView | None, canvas: Canvas) -> list[Row]:
     title = f"job {clean(job.name)}{ranks} · {job.state}"
     found: list[Row] = [
         [(_fit(title, canvas.width), "head")],
-        [(_fit(" · ".join(facts), canvas.width), "")],
+        [(_fit(_joined(facts, canvas.width), canvas.width), "")],
     ]
     if job.phases:
         found += _phases(job.phases, canvas)
@@ -226,7 +226,18 @@ def _host(state: LiveState, canvas: Canvas) -> list[Row]:
     parts.append(f"net {_bytes(host.net_rx_bytes_s)}/{_bytes(host.net_tx_bytes_s)}")
     if host.page_cache_bytes is not None:
         parts.append(f"cache {_bytes(host.page_cache_bytes)}")
-    return [[(_fit(" · ".join(parts), canvas.width), "")]]
+    return [[(_fit(_joined(parts, canvas.width), canvas.width), "")]]
+
+
+def _joined(parts: list[str], width: int) -> str:
+    """As many of the parts as fit whole, the first in any case."""
+    text = parts[0]
+    for part in parts[1:]:
+        longer = f"{text} · {part}"
+        if cell_len(longer) > width:
+            break
+        text = longer
+    return text
 
 
 def _pressure(host: HostSample) -> list[str]:

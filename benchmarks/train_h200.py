@@ -19,6 +19,7 @@ import argparse
 import gc
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # as brim train does
 
 import torch
 

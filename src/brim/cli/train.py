@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,9 @@ class Command:
         )
 
     def run(self, args: argparse.Namespace) -> int:
+        # segments that grow: rows of changing patch counts fragment fixed ones; torch reads this
+        # when it is imported
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         from brim.train import tables
         from brim.train.config import load
 
@@ -54,6 +58,7 @@ class Command:
                 scanned=screen.scanned,
             )
             finished = _train(session, screen)
+        _account(session.trainer.records.folder)
         return GOOD if finished else STOPPED
 
 
@@ -76,6 +81,20 @@ def _train(session: Session, screen: _Screen) -> bool:
         session.rows.close()
         trainer.records.close(code, why)
         screen.say(f"records: {trainer.records.folder}")
+
+
+def _account(folder: Path) -> None:
+    """Where the device's time went, from the run's own records; needs its profiler window."""
+    from brim.record.run import read_run
+
+    if not read_run(folder).traces:
+        return
+    from rich.console import Console
+
+    from brim.cli.measured import judge
+    from brim.report.terminal import render
+
+    render(judge(folder), Console(stderr=True))
 
 
 class _Screen:

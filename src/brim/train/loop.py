@@ -25,6 +25,7 @@ from brim.train.records import Records
 from brim.train.schedule import learning_rate
 from brim.train.signals import StopRequest
 from brim.train.step import Outcome, TrainStep
+from brim.train.window import ProfilerWindow
 
 
 class Rows(Protocol):
@@ -66,6 +67,7 @@ class _Sent:
     """A step whose loss has not arrived yet."""
 
     number: int
+    profiled: bool
     lr: float
     wait: float
     launch: float
@@ -121,6 +123,9 @@ class Trainer:
         self._readback: Readback[_Sent] = Readback()
         self._window = _Window()
         self._last_end = time.monotonic()
+        self._profiler = ProfilerWindow(
+            records.folder / "trace.rank0.json.gz", enabled=torch.cuda.is_available()
+        )
 
     def run(self) -> bool:
         """Train to the end (True) or until a signal asks to stop (False); then save."""
@@ -134,6 +139,7 @@ class Trainer:
                 if self.done == self.steps:
                     # results on their way may still send the run back
                     self._arrived(self._readback.drain())
+        self._profiler.close()
         finished = self.done == self.steps
         if not finished:
             self._arrived(self._readback.drain())
@@ -196,6 +202,7 @@ class Trainer:
         now = time.monotonic()
         sent = _Sent(
             number=self.done,
+            profiled=self._profiler.open,
             lr=lr,
             wait=fetched - began,
             launch=now - fetched,
@@ -207,6 +214,7 @@ class Trainer:
         )
         self.done += 1
         self._arrived(self._readback.push(sent, outcome.loss, outcome.norm))
+        self._profiler.after_step()
 
     def _attempt(self, rows: Sequence[PackedBatch], lr: float) -> Outcome:
         """The step; when memory runs out, again with more blocks recomputed.
@@ -270,6 +278,7 @@ class Trainer:
                 t=sent.ended,
                 wall=sent.ended - self._last_end,
                 clock="opt0",
+                profiled=int(sent.profiled),
                 input_wait=sent.wait,
                 batches=sent.rows,
                 backward=sent.launch,

@@ -183,6 +183,24 @@ def test_a_run_in_which_nothing_trained_is_read_as_a_run_without_processes(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("kinds", "why"),
+    [
+        ([], "hooks were loaded in no process"),
+        (["python", "python"], "torch was never imported"),
+        (["python", "torch"], "no optimizer step, backward pass or loader batch"),
+    ],
+)
+def test_a_run_in_which_nothing_trained_says_how_far_the_hooks_came(
+    kinds: list[str], why: str, tmp_path: Path
+) -> None:
+    folder = _create(tmp_path)
+    if kinds:
+        lines = [json.dumps({"kind": kind, "pid": 1}) + "\n" for kind in kinds]
+        (folder / "processes.jsonl").write_text("".join(lines))
+    assert why in read_run(folder).notes[0]
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "no run directory"),

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import errno
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from brim.errors import InputError
 from brim.files import write_atomic
 from brim.record import devices
 from brim.record.devices import Recording
+from brim.record.lines import read_lines
 from brim.record.steps import Process, Stack, read_process, read_stacks
 from brim.record.workers import WorkerLine, read_workers
 
@@ -161,6 +163,7 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"{path}: cannot be read ({error})") from None
     found = [p for p in map(read_process, sorted(folder.glob("steps.*.jsonl"))) if p]
     ranks = _training_processes(found)
+    notes = [] if ranks else [_why_nothing(folder)]
     by_rank = {p.header.rank: p for p in ranks}
     return Run(
         folder=folder,
@@ -170,6 +173,21 @@ def read_run(folder: Path) -> Run:
         worker_stacks={r: read_stacks(folder / f"stacks.workers.rank{r}.jsonl") for r in by_rank},
         recording=_recording(folder),
         traces=sorted(folder.glob("trace.rank*.json.gz")),
+        notes=notes,
+    )
+
+
+def _why_nothing(folder: Path) -> str:
+    """What the hooks noted before there was anything to measure."""
+    path = folder / "processes.jsonl"
+    kinds = Counter(kind for kind, _ in read_lines(path)) if path.exists() else Counter[str]()
+    if kinds["torch"]:
+        return "torch was imported, but no optimizer step, backward pass or loader batch was seen"
+    if kinds["python"]:
+        return "Python ran, but torch was never imported"
+    return (
+        "brim's hooks were loaded in no process: the command starts no Python, or one that "
+        "ignores PYTHONPATH (python -I, -E or -S), or one older than 3.7"
     )
 
 

@@ -68,6 +68,7 @@ def start() -> None:
     from _brim_hooks import interpreter, loader, recorder, training, transfers, worker
 
     recorder.arm()
+    recorder.seen("python")
     interpreter.arm()
     PostImport(
         {

@@ -47,6 +47,27 @@ def failed(where: str, error: Any) -> None:
         sys.stderr.write("brim: %s: %r\n" % (where, error))
 
 
+def seen(what: str) -> None:
+    """Note that hooks are in this process (``python``), or that torch is; never raises.
+
+    A run in which nothing trained is explained by these lines.
+    """
+    line = '{"kind":"%s","pid":%d}\n' % (what, os.getpid())
+    try:
+        fd = os.open(
+            os.path.join(options["run_dir"], "processes.jsonl"),
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+            0o600,
+        )
+        try:
+            if os.fstat(fd).st_size < 1 << 20:
+                os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        failed("seen", error)
+
+
 def guarded(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook's error must never reach the user's program."""
 

@@ -109,6 +109,7 @@ def patch_optimizer(module: Any) -> None:
     steps = _Optimizers()
     module.register_optimizer_step_pre_hook(_r.guarded(steps.before))
     module.register_optimizer_step_post_hook(_r.guarded(steps.after))
+    _r.seen("torch")
     _r.watch_anyway()
 
 

@@ -363,7 +363,7 @@ CASES: tuple[Case, ...] = (
         id="Z050-saves",
         script="save_often.py",
         source="NVIDIA/Megatron-LM#651",
-        why="a synchronous save every ten steps",
+        why="a synchronous save every five steps",
         arms=(
             Arm(name="saves", cause="host.periodic"),
             Arm(name="saves-fixed", cause=None),

@@ -11,7 +11,7 @@ from _parts import Decoder, arguments, caption, encode
 from PIL import Image
 from torch import Tensor
 
-SAVE_EVERY = {"saves": 10, "saves-fixed": 10_000}
+SAVE_EVERY = {"saves": 5, "saves-fixed": 10_000}
 
 
 def save(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -51,13 +51,14 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     held_out = [torch.tensor([encode(caption(i, 128))] * 8) for i in range(4)]
     every = {"validates": 12, "validates-fixed": 10_000}.get(args.arm, 0)
+    save_every = SAVE_EVERY.get(args.arm, 10_000)
     for step in range(args.steps or (40 if big else 70)):
-        ids = torch.tensor([encode(caption(step * 8 + i, 32 if big else 128)) for i in range(4)])
+        ids = torch.tensor([encode(caption(step * 8 + i, 32 if big else 192)) for i in range(2)])
         loss = model(ids, ids)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step % SAVE_EVERY.get(args.arm, 10_000) == 9:
+        if step % save_every == save_every - 1:
             save(folder / "latest.pt", model, optimizer)
         if args.arm == "pictures" and step % 10 == 9:
             dump_attention(folder, model, step)

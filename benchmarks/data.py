@@ -8,6 +8,7 @@ loader  both processes' CPU a image, and images a second, rows from disk to the 
         loader against the processor in a DataLoader worker
 pack    waste and time of the packer on LLaVA-like lengths; against PyPI's binpacking if installed
 scan    records planned a second
+wait    share of its time that a trainer of a given pace waits
 memory  resident memory of the loader process over many rows
 """
 
@@ -236,6 +237,20 @@ def planned(folder: Path, photos: Path, model: str, count: int) -> tuple[Prepare
     return prepared, count / (time.perf_counter() - start)
 
 
+def section_wait(prepared: Prepared, step_s: float, seconds: float) -> dict[str, float]:
+    """A trainer that takes a row every ``step_s``: its wait in the first 5 seconds and after."""
+    shares = {"step_s": step_s}
+    with Loader(prepared) as loader:
+        next(loader).release()
+        for name, span in (("first_5_s", 5.0), ("afterwards", seconds)):
+            start, waited = time.perf_counter(), loader.wait_s
+            while time.perf_counter() - start < span:
+                time.sleep(step_s)
+                next(loader).release()
+            shares[name] = (loader.wait_s - waited) / (time.perf_counter() - start)
+    return shares
+
+
 def section_memory(prepared: Prepared, rows: int) -> dict[str, float]:
     """Resident memory that is the process's own: the shared slots are bounded by their budget."""
     seen = []
@@ -253,10 +268,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--photos", type=Path, required=True, help="a folder of JPEG photographs")
     parser.add_argument("--model", required=True, help="a model's folder (its tokenizer)")
-    parser.add_argument("--sections", default="cpu,loader,pack,scan,memory")
+    parser.add_argument("--sections", default="cpu,pack,scan,loader,wait,memory")
     parser.add_argument("--seconds", type=float, default=8, help="of each measurement")
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--pack", type=int, default=1_000_000)
+    parser.add_argument("--step", type=float, default=0.2, help="seconds a row, of wait")
     parser.add_argument("--rows", type=int, default=400, help="of the memory section")
     args = parser.parse_args()
     wanted = set(args.sections.split(","))
@@ -266,12 +282,14 @@ def main() -> None:
         show("cpu", section_cpu(files, args.seconds))
     if "pack" in wanted:
         show("pack", section_pack(args.pack))
-    if wanted & {"loader", "scan", "memory"}:
+    if wanted & {"loader", "wait", "scan", "memory"}:
         with tempfile.TemporaryDirectory() as folder:
             prepared, speed = planned(Path(folder), args.photos, args.model, args.samples)
             show("scan", {"records_s": speed, "samples": args.samples})
             if "loader" in wanted:
                 show("loader", section_loader(prepared, files, args.seconds))
+            if "wait" in wanted:
+                show("wait", section_wait(prepared, args.step, args.seconds))
             if "memory" in wanted:
                 show("memory", section_memory(prepared, args.rows))
 

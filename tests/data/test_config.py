@@ -45,6 +45,7 @@ def test_sources_are_paths_or_tables_relative_to_the_configuration() -> None:
         ({"tokens_per_row": True}, "True; it must be int"),
         ({"tokens_per_row": 0}, "it must be 1 or more"),
         ({"threads": -1}, "it must be 0 or more"),
+        ({"threads": 65}, "more than 64"),
         ({"overlong": "cut"}, "one of shrink, truncate, drop"),
         ({"patch_bucket": 6}, "divisible by 4"),
         ({"max_bad_share": 2}, "a share of one"),

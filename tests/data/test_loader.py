@@ -275,6 +275,7 @@ def test_bad_samples_are_replaced_alike_on_every_run(tmp_path: Path, small_folde
     listed = list(read_quarantine(tmp_path / "quarantine.rank0.jsonl"))
     assert {entry.line for entry in listed} <= {n + 1 for n in bad}
     assert "JPEG" in listed[0].reason
+    assert listed[0].image == "3.jpg"
 
 
 @pytest.mark.slow

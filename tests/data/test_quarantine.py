@@ -16,13 +16,16 @@ from brim.data.quarantine import (
     Quarantine,
     TooManyBadSamples,
     Where,
+    _shown,
     read_quarantine,
 )
 
 
 def test_a_line_says_path_line_offset_image_and_reason(tmp_path: Path) -> None:
     quarantine = Quarantine(path=tmp_path / "quarantine.rank0.jsonl")
-    quarantine.add(Where("a.jsonl", 7, 120), BadSample("image.damaged", "JPEG: cut"), image="x.jpg")
+    bad = BadSample("image.damaged", "JPEG: cut")
+    bad.image = "x.jpg"
+    quarantine.add(Where("a.jsonl", 7, 120), bad)
     [line] = (tmp_path / "quarantine.rank0.jsonl").read_text().splitlines()
     assert json.loads(line) == {
         "path": "a.jsonl",
@@ -41,8 +44,8 @@ def test_a_line_says_path_line_offset_image_and_reason(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_the_run_stops_above_1_percent_or_1000(seen: int, bad: int, stops: bool) -> None:
     quarantine = Quarantine()
-    for _ in range(bad):
-        quarantine.add(Where("a"), BadSample("image.damaged", "x"))
+    for line in range(bad):
+        quarantine.add(Where("a", line), BadSample("image.damaged", "x"))
     if stops:
         with pytest.raises(TooManyBadSamples, match=f"{bad} of {seen} samples are bad"):
             quarantine.check(seen)
@@ -54,11 +57,6 @@ def test_the_run_stops_above_1_percent_or_1000(seen: int, bad: int, stops: bool)
 def test_hostile_text_is_written_encodable_bounded_and_without_control_characters(
     reason: str, image: str
 ) -> None:
-    quarantine = Quarantine()
-    quarantine.add(Where("a"), BadSample("k", reason), image=image)
-    # the same path a file line takes
-    from brim.data.quarantine import _shown
-
     for shown in (_shown(reason), _shown(image)):
         shown.encode()
         assert len(shown) < 340
@@ -77,11 +75,11 @@ def test_a_line_cut_by_a_crash_is_left_out_when_read(tmp_path: Path) -> None:
 def test_8_threads_lose_no_line(tmp_path: Path) -> None:
     quarantine = Quarantine(path=tmp_path / "q.jsonl")
 
-    def work() -> None:
-        for _ in range(25):
-            quarantine.add(Where("a"), BadSample("k", "r"))
+    def work(first: int) -> None:
+        for line in range(first, first + 25):
+            quarantine.add(Where("a", line), BadSample("k", "r"))
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
+    threads = [threading.Thread(target=work, args=(25 * n,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -91,5 +89,16 @@ def test_8_threads_lose_no_line(tmp_path: Path) -> None:
 
 
 def test_a_bad_sample_travels_between_processes() -> None:
-    back = pickle.loads(pickle.dumps(BadSample("k", "why")))
-    assert (back.kind, back.reason, str(back)) == ("k", "why", "why")
+    bad = BadSample("k", "why")
+    bad.image = "x.jpg"
+    back = pickle.loads(pickle.dumps(bad))
+    assert (back.kind, back.reason, str(back), back.image) == ("k", "why", "why", "x.jpg")
+
+
+def test_the_same_bad_sample_in_three_epochs_counts_once(tmp_path: Path) -> None:
+    quarantine = Quarantine(path=tmp_path / "q.jsonl")
+    for _ in range(3):
+        for line in (1, 2):
+            quarantine.add(Where("a", line), BadSample("k", "r"))
+    assert quarantine.total == 2
+    assert [entry.line for entry in read_quarantine(tmp_path / "q.jsonl")] == [1, 2]

@@ -49,6 +49,12 @@ class Video:
 Part = str | Image | Video
 
 
+def name_of(part: Image | Video) -> str:
+    """What a picture is called (a video: its first frame); embedded bytes have no name."""
+    ref = part.ref if isinstance(part, Image) else next(iter(part.frames), part.file)
+    return ref if isinstance(ref, str) and not ref.startswith("data:") else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     role: str

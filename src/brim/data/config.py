@@ -60,6 +60,8 @@ class DataConfig:
         for name in ("threads", "image_cache_bytes", "seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.threads > 64:
+            raise ConfigError(f"data.threads is {self.threads}; more than 64 a rank never help")
         if self.overlong not in get_args(Overlong):
             known = ", ".join(get_args(Overlong))
             raise ConfigError(f"data.overlong is {self.overlong!r}; it must be one of {known}")

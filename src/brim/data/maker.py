@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from brim.data.chat import Image, Ref, Video
+from brim.data.chat import Image, Ref, Video, name_of
 from brim.data.decode import DecodePolicy, Pixels, decode
 from brim.data.geometry import Grid, Vision, smart_resize, video_grid
 from brim.data.header import read_header
@@ -68,9 +68,13 @@ class Maker:
         with clock.stage("text"):
             encoded = self.tokens.encode(conversation)
         vision = limited(self.vision, int(samples.max_pixels[sample]))
-        pictures = [
-            self._picture(part, source.store, vision, clock) for part in conversation.pictures()
-        ]
+        pictures = []
+        for part in conversation.pictures():
+            try:
+                pictures.append(self._picture(part, source.store, vision, clock))
+            except BadSample as bad:
+                bad.image = name_of(part)
+                raise
         planned = int(samples.length[sample])
         found = len(encoded.ids) + sum(p.grid.tokens(vision.merge) for p in pictures)
         cut = planned == self.tokens_per_row and found > planned

@@ -107,7 +107,7 @@ class Engine:
             path=job.bad_path, max_share=job.max_bad_share, max_count=job.max_bad
         )
         self.controller = Controller(
-            max_threads=MAX_THREADS,
+            max_threads=MAX_THREADS // 2,  # threads on their way out still have their line
             max_depth=max(1, job.slots - job.held),
             cores=job.cores,
             threads=job.threads or min(2, max(1, round(job.cores))),
@@ -123,6 +123,7 @@ class Engine:
         self._running = 0
         self._idle_lines = list(range(MAX_THREADS))
         self._suspect_lock = threading.Lock()
+        self._send_lock = threading.Lock()
         self._faulted: set[int] = set()
         self._sums = _Sums(time.monotonic())
         self._seen = 0
@@ -280,7 +281,8 @@ class Engine:
 
     def _send(self, message: Any) -> None:
         try:
-            self.connection.send(message)
+            with self._send_lock:
+                self.connection.send(message)
         except OSError:
             self._stopped = True
 

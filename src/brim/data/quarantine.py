@@ -28,9 +28,11 @@ class BadSample(Exception):
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
+        self.image: str | None = None
+        """The picture that is at fault, where it is one."""
 
-    def __reduce__(self) -> tuple[type[BadSample], tuple[str, str]]:
-        return type(self), (self.kind, self.reason)
+    def __reduce__(self) -> tuple[type[BadSample], tuple[str, str], dict[str, str | None]]:
+        return type(self), (self.kind, self.reason), {"image": self.image}
 
 
 class TooManyBadSamples(InputError):
@@ -76,12 +78,16 @@ class Quarantine:
     """Stop above this many."""
     counts: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _known: set[tuple[Where, str]] = field(default_factory=set, repr=False)
 
-    def add(self, where: Where, bad: BadSample, *, image: str | None = None) -> None:
-        """Record one bad sample."""
-        shown = None if image is None else _shown(image)
+    def add(self, where: Where, bad: BadSample) -> None:
+        """Record one bad sample; the same one again, in a later epoch, is not counted twice."""
+        shown = None if bad.image is None else _shown(bad.image)
         entry = Entry(where.path, bad.kind, _shown(bad.reason), where.line, where.offset, shown)
         with self._lock:
+            if (where, bad.kind) in self._known:
+                return
+            self._known.add((where, bad.kind))
             self.counts[bad.kind] += 1
             if self.path is not None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from brim.data.chat import Conversation, Image, NothingToLearn, Ref, Video
+from brim.data.chat import Conversation, Image, NothingToLearn, Video, name_of
 from brim.data.decode import DecodePolicy, check_size
 from brim.data.geometry import check_aspect
 from brim.data.lines import Lines
@@ -138,6 +138,11 @@ class Bad(msgspec.Struct, frozen=True, array_like=True):
     reason: str
     image: str | None = None
 
+    def as_sample(self) -> BadSample:
+        bad = BadSample(self.kind, self.reason)
+        bad.image = self.image
+        return bad
+
 
 @dataclass(slots=True)
 class Scan:
@@ -187,8 +192,7 @@ def scan(
         done += len(source)
         progress(done, total)
         for bad in result.bad:
-            where = source.records.where(bad.record)
-            quarantine.add(where, BadSample(bad.kind, bad.reason), image=bad.image)
+            quarantine.add(source.records.where(bad.record), bad.as_sample())
         results.append(result)
     quarantine.check(total)
     return results
@@ -256,7 +260,7 @@ class _Work:
             try:
                 found.append(self._picture(part))
             except BadSample as bad:
-                return Bad(0, bad.kind, bad.reason, _name(part))
+                return Bad(0, bad.kind, bad.reason, name_of(part))
         return tuple(found)
 
     def _picture(self, part: Image | Video) -> _Picture:
@@ -268,13 +272,7 @@ class _Work:
         frames = 0 if isinstance(part, Image) else len(part.frames)
         if frames == 1:
             raise BadSample("video.too-short", "a video of 1 frame; at least 2 are needed")
-        return _Picture(_name(part), height, width, frames, stamp)
-
-
-def _name(part: Image | Video) -> str:
-    """What the picture is called; embedded bytes have no name."""
-    ref: Ref | None = part.ref if isinstance(part, Image) else next(iter(part.frames), part.file)
-    return ref if isinstance(ref, str) and not ref.startswith("data:") else ""
+        return _Picture(name_of(part), height, width, frames, stamp)
 
 
 def _sample(number: int, encoded: Encoded, pictures: tuple[_Picture, ...]) -> _Sample:

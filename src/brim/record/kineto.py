@@ -40,12 +40,13 @@ __all__ = [
     "Trace",
     "check_one_job",
     "find_traces",
+    "rank_in_name",
     "read_trace",
     "read_traces",
 ]
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
-_SUFFIXES: Final = (".json", ".json.gz")
+_SUFFIXES: Final = (".json", ".json.gz", ".sqlite")
 _SNIFF = 4 << 20
 _WORTH_A_PROCESS = 8 << 20
 _WORTH_A_PART = 48 << 20
@@ -93,7 +94,7 @@ class Trace:
 
 
 def read_trace(path: Path | str, *, processes: int | None = None) -> Trace:
-    """Read one trace, plain or gzip.
+    """Read one trace: JSON, plain or gzip, or an Nsight Systems SQLite export.
 
     A trace that was cut off is read as far as it is whole, with a warning.  A large plain file is
     read by ``processes`` at once (default: the usable cores).
@@ -101,6 +102,10 @@ def read_trace(path: Path | str, *, processes: int | None = None) -> Trace:
     Raises :class:`InputError` when the file is missing, empty, or not a trace.
     """
     path = Path(path)
+    if _is_database(path):
+        from brim.record.nsight import read_nsight
+
+        return read_nsight(path)
     head, columns = _read(path, _usable(processes))
     if columns.complete_events == 0:
         raise InputError(
@@ -108,6 +113,14 @@ def read_trace(path: Path | str, *, processes: int | None = None) -> Trace:
             hint="profile at least one whole step (schedule: wait, warmup, active)",
         )
     return _trace(path, head, columns)
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as f:
+            return f.read(16) == b"SQLite format 3\0"
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
 
 
 def _usable(processes: int | None) -> int:
@@ -124,10 +137,7 @@ class _Head:
 
 
 def _read(path: Path, processes: int) -> tuple[_Head, ColumnBuilder]:
-    try:
-        parts = min(processes, path.stat().st_size // _WORTH_A_PART)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
+    parts = min(processes, path.stat().st_size // _WORTH_A_PART)
     edges = cuts(path, parts) if parts > 1 else []
     if edges:
         try:
@@ -203,9 +213,14 @@ def _rank(path: Path, distributed: dict[str, Any]) -> tuple[int, bool]:
     rank = _integer(distributed.get("rank"), -1)
     if rank >= 0:
         return rank, True
-    if match := _RANK_IN_NAME.search(path.name):
-        return int(match[1]), True
-    return 0, False
+    return rank_in_name(path)
+
+
+def rank_in_name(path: Path) -> tuple[int, bool]:
+    """The rank that a file's name holds (``rank-3.json``, ``worker3.pt.trace.json``), and whether
+    it holds one."""
+    match = _RANK_IN_NAME.search(path.name)
+    return (int(match[1]), True) if match else (0, False)
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -273,6 +288,8 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _looks_like_trace(path: Path) -> bool:
+    if _is_database(path):
+        return True
     head = b""
     for block in blocks(path, []):
         head += block

@@ -45,11 +45,10 @@ def export(tmp_path: Path) -> Path:
     db.executemany("INSERT INTO StringIds VALUES (?, ?)", STRINGS.items())
     now, device, ids = 1_000_000_001, 0, 0
     for step in range(6):
-        begin = now
-        db.execute(
-            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, NULL, 4, ?)", (now, now + 900_000, TID)
-        )
-        now = max(now, device) + 900_000
+        begin = now = max(now, device)
+        loader = (now, now + 900_000, TID)
+        db.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, NULL, 4, ?)", loader)
+        now += 900_000
         for kernel in range(21):
             ids += 1
             name = 3 if kernel == 0 else 2

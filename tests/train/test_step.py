@@ -93,3 +93,33 @@ def test_the_host_runs_ahead_by_no_more_than_the_depth(monkeypatch: pytest.Monke
     arrived = [tag for n in range(5) for tag, _ in readback.push(n, torch.tensor(0.0))]
     assert arrived == [0, 1, 2]
     assert [tag for tag, _ in readback.drain()] == [3, 4]
+
+
+def test_a_float16_model_with_scaled_loss_learns_like_float32(
+    make_trainer: Callable[..., Any],
+) -> None:
+    rows = [[pack(documents(seed % 3), 48, side=6)] for seed in range(30)]
+    ends = []
+    for name, dtype in (("full", torch.float32), ("half", torch.float16)):
+        own = make_trainer(1, name, dtype).model
+        step = TrainStep(own, AdamW(own.parameters()), scaling=dtype is torch.float16)
+        ends.append([step(batch, 3e-3).loss.item() for batch in rows][-1])
+    assert ends[1] == pytest.approx(ends[0], rel=0.01)
+    assert ends[0] < 3.7
+
+
+def test_an_overflow_in_float16_skips_the_update_and_halves_the_scale(
+    make_trainer: Callable[..., Any],
+) -> None:
+    own = make_trainer(1, "half", torch.float16).model
+    step = TrainStep(own, AdamW(own.parameters()), scaling=True)
+    step.scale.scale.fill_(2.0**40)
+    before = [p.detach().clone() for p in own.parameters()]
+    outcome = step([pack(documents(0), 48, side=6)], 1e-2)
+    assert not torch.isfinite(outcome.norm)
+    assert torch.isfinite(outcome.loss)
+    assert step.scale.scale.item() == 2.0**39
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), before, strict=True))
+    for _ in range(30):
+        step([pack(documents(0), 48, side=6)], 1e-2)
+    assert all(not torch.equal(a, b) for a, b in zip(own.parameters(), before, strict=True))

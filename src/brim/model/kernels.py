@@ -74,7 +74,7 @@ def installed() -> frozenset[str]:
 def _importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is absent
+    except ImportError:  # its parent package is absent or broken
         return False
 
 

@@ -7,7 +7,6 @@ CHW tensor and changes no bit.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
@@ -17,12 +16,17 @@ from brim.data.header import read_header
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """[h, w, 3] → [height, width, 3] by antialiased bicubic interpolation in uint8."""
+    """[h, w, 3] → [height, width, 3] by antialiased bicubic interpolation in uint8.
+
+    What is returned may lie in memory plane by plane, as torch leaves it: that is also how the
+    patches are cut, and turning it around would cost as much as the interpolation.
+    """
     if pixels.shape[:2] == (height, width):
         return pixels
     chw = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     out = interpolate(chw, size=(height, width), mode="bicubic", antialias=True)
-    return np.ascontiguousarray(out[0].permute(1, 2, 0).numpy())
+    resized: Pixels = out[0].permute(1, 2, 0).numpy()
+    return resized
 
 
 def load_image(data: bytes | memoryview, vision: Vision, policy: DecodePolicy = EXACT) -> Pixels:

@@ -43,7 +43,7 @@ class PostImport:
             return
 
         def exec_module(module: Any) -> None:
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)  # wrapped twice by a finder that asks again
             execute(module)
             self._call(name, module)
 

@@ -19,7 +19,7 @@ _ALLOWED = re.compile(
     r"|RANK$|LOCAL_RANK$|WORLD_SIZE$|LOCAL_WORLD_SIZE$|ACCELERATE_|DEEPSPEED_|PYTHON(DEVMODE|MALLOC|TRACEMALLOC|FAULTHANDLER)$"
     r"|MALLOC_|LD_PRELOAD$|HF_HUB_OFFLINE$|TRITON_|SLURM_(PROCID|NTASKS|NNODES|LOCALID)$)"
 )
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN(?!IZ)|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 _PACKAGES = (
     "torch", "transformers", "transformers.trainer", "accelerate", "deepspeed",
     "lightning", "pytorch_lightning", "swift",

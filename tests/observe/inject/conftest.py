@@ -1,0 +1,53 @@
+"""The hooks as a job imports them: their folder is on the path, brim itself is not needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.observe.launch import INJECT
+
+sys.path.append(str(INJECT))
+
+Hooked = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The recorder's module with a run directory of its own, and as it was afterwards."""
+    from _brim_hooks import recorder
+
+    monkeypatch.setattr(recorder, "options", {"run_dir": str(tmp_path)})
+    monkeypatch.setattr(recorder, "off", False)
+    monkeypatch.setattr(recorder, "full", False)
+    monkeypatch.setattr(recorder, "current", None)
+    monkeypatch.setattr(recorder, "_failures", {})
+    yield recorder
+    if recorder.current is not None:
+        recorder.current.sampler.stop()
+
+
+@pytest.fixture
+def hooked(tmp_path: Path) -> Hooked:
+    """Run Python code (or ``argv``) in a process with the hooks in it; records go to ``runs``."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+
+    def run(
+        code: str = "", *, argv: list[str] | None = None, python: str = sys.executable, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        paths = [str(INJECT), *filter(None, [env.pop("PYTHONPATH", "")])]
+        return subprocess.run(
+            [python, *(argv or ["-c", code])],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "BRIM_RUN_DIR": str(runs),
+                 "BRIM_DEBUG": "1", **env, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        )  # fmt: skip
+
+    return run

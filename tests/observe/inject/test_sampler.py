@@ -1,0 +1,131 @@
+"""Looking at the training thread's stack."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.record.steps import Stack, read_stacks
+
+
+class _Owner:
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.phase = ""
+
+
+@pytest.fixture
+def sampler(recorder: Any, tmp_path: Path) -> Any:
+    from _brim_hooks.sampler import Sampler
+
+    return Sampler(_Owner(), recorder.Appender("stacks.rank0.1.jsonl"))
+
+
+def _spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def _stacks(tmp_path: Path) -> dict[str, Stack]:
+    return read_stacks(tmp_path / "stacks.rank0.1.jsonl")
+
+
+def test_samples_add_up_to_the_time_and_name_the_function_with_its_line(
+    sampler: Any, tmp_path: Path
+) -> None:
+    sampler.start()
+    begin = time.perf_counter()
+    _spin(0.5)
+    seconds = time.perf_counter() - begin
+    sampler.stop()
+    taken = sampler.take()
+    assert sum(c[1] for c in taken.values()) == pytest.approx(seconds, rel=0.3)
+    stacks = _stacks(tmp_path)
+    spinning = [k for k in taken if any(f.function.endswith("_spin") for f in stacks[k].frames)]
+    assert sum(taken[k][1] for k in spinning) > 0.5 * seconds
+    leaf = next(f for f in stacks[spinning[0]].frames if f.function.endswith("_spin"))
+    assert leaf.file == __file__
+    assert leaf.line > 0
+    assert sampler.take() == {}
+
+
+def test_the_phase_of_the_hooks_is_kept_with_the_stack(sampler: Any, tmp_path: Path) -> None:
+    sampler.owner.phase = "backward"
+    sampler._sample(0.025, 0.0)
+    assert {s.phase for s in _stacks(tmp_path).values()} == {"backward"}
+
+
+def test_a_stack_is_written_once_however_often_it_is_seen(sampler: Any, tmp_path: Path) -> None:
+    for _ in range(20):
+        sampler._sample(0.025, 0.0)
+    assert len(_stacks(tmp_path)) == 1
+    assert next(iter(sampler.take().values()))[0] == 20
+
+
+def test_ever_new_stacks_end_in_one_that_is_not_told_apart(
+    sampler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from _brim_hooks import sampler as module
+
+    monkeypatch.setattr(module, "MAX_STACKS", 3)
+    for number in range(6):
+        sampler.owner.phase = f"phase {number}"
+        sampler._sample(0.025, 0.0)
+    assert len(_stacks(tmp_path)) == 3
+    assert sampler.take()["0"][0] == 3
+
+
+def test_a_thread_that_runs_while_the_training_thread_cannot_is_stored_as_the_thief(
+    sampler: Any, tmp_path: Path
+) -> None:
+    ended = threading.Event()
+
+    def greedy() -> None:
+        while not ended.is_set():
+            sum(range(1000))
+
+    other = threading.Thread(target=greedy)
+    other.start()
+    try:
+        sampler._sample(0.01, 0.0)  # the clocks of all threads are known from here on
+        begin = time.perf_counter()
+        time.sleep(0.1)
+        wall = time.perf_counter() - begin
+        sampler._sample(wall, 0.05)
+    finally:
+        ended.set()
+        other.join()
+    stacks = _stacks(tmp_path)
+    thieves = [s for s in stacks.values() if s.phase == "thief"]
+    assert any(f.function.endswith("greedy") for s in thieves for f in s.frames)
+    assert sum(c[3] for c in sampler.take().values()) > 0
+
+
+def test_a_training_thread_that_has_ended_is_no_error(recorder: Any, sampler: Any) -> None:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    sampler.owner.thread = thread.ident
+    sampler._sample(0.025, 0.0)
+    assert sampler.take() == {}
+    assert recorder._failures == {}
+
+
+def test_no_thread_is_left_after_stop_and_the_end_of_measuring_ends_it(
+    recorder: Any, sampler: Any
+) -> None:
+    sampler.start()
+    recorder.off = True
+    sampler.thread.join(2.0)
+    assert not sampler.thread.is_alive()
+
+
+def test_frames_of_brim_itself_are_left_out(sampler: Any, tmp_path: Path) -> None:
+    sampler._sample(0.025, 0.0)
+    (stack,) = _stacks(tmp_path).values()
+    assert not [f for f in stack.frames if "_brim_hooks" in f.file]

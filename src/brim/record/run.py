@@ -213,4 +213,7 @@ def _workers(folder: Path, process: Process) -> list[WorkerLine]:
 
 def _recording(folder: Path) -> Recording | None:
     path = folder / devices.FILE
-    return devices.read(path) if path.exists() else None
+    try:
+        return devices.read(path) if path.exists() else None
+    except InputError:
+        return None  # the job was killed before the sampler had said what it samples

@@ -9,7 +9,8 @@ calls, Python between them) is *ordinary*, and ordinary idleness has two explana
 * the host had been ahead, and lost its lead when it waited in a synchronisation or a blocking
   copy until the queue was empty.  What runs *during* the gap is then innocent.  Such a wait has a
   debt: the time it blocked while the device still worked, which is the lead it destroyed.  The
-  ordinary gaps after it are charged to it, up to its debt, until the host is ahead again.
+  ordinary and the unexplained gaps after it are charged to it, up to its debt, until the host is
+  ahead again.
 
 A synchronisation whose queue does not run dry therefore costs nothing.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from brim.diagnose.causes import UNKNOWN
 from brim.diagnose.trace.device import DeviceSide
@@ -85,11 +87,13 @@ def blame(device: DeviceSide, host: HostSide, low: int, high: int) -> Blame:
     by: dict[str, Int64] = {}
     for state, ns in held.states.items():
         _add(by, _CAUSE[state], ns)
-    _add(by, UNKNOWN, held.unknown)
     charges, charged = _charge(device, host, held)
     for cause, ns in charges.items():
         _add(by, cause, ns)
-    _add(by, "host.launch", held.ordinary - sum(charges.values(), np.zeros_like(held.ordinary)))
+    taken = sum(charges.values(), np.zeros_like(held.ordinary))
+    from_ordinary = np.minimum(taken, held.ordinary)
+    _add(by, "host.launch", held.ordinary - from_ordinary)
+    _add(by, UNKNOWN, held.unknown - (taken - from_ordinary))
     return Blame(gaps, {cause: ns for cause, ns in by.items() if ns.any()}, charged)
 
 
@@ -127,8 +131,18 @@ def _held(device: DeviceSide, host: HostSide, gaps: Spans) -> _Held:
     rest = gaps.end - until
     blocked = sum((states[state] for state in _BLOCKED), np.zeros_like(rest))
     ordinary += np.where((threads >= 0) & (rest <= SHORT_NS) & (blocked == 0), rest, 0)
+    ordinary[_inside_one_launch(device, gaps)] = 0  # no host could have shortened it
     explained = sum(states.values(), ordinary.copy())
     return _Held(gaps, launched, states, ordinary, gaps.lengths - explained)
+
+
+def _inside_one_launch(device: DeviceSide, gaps: Spans) -> npt.NDArray[np.bool_]:
+    """Whether the events around each gap came from one call: kernels of one CUDA graph."""
+    events = device.events
+    after = np.minimum(np.searchsorted(events.start, gaps.end), len(events) - 1)
+    correlation = events.correlation
+    same = correlation[after] == correlation[np.maximum(after - 1, 0)]
+    return same & (after > 0) & (correlation[after] >= 0)
 
 
 def _feeders(device: DeviceSide, host: HostSide, gaps: Spans) -> tuple[Int64, Int64, Int64]:
@@ -169,7 +183,11 @@ def _split_reads(states: dict[State, Int64]) -> None:
 def _charge(
     device: DeviceSide, host: HostSide, held: _Held
 ) -> tuple[dict[str, Int64], dict[int, int]]:
-    """Ordinary idle time that goes to a wait before it: by cause and gap, and by call."""
+    """Idle time that goes to a wait before it: by cause and gap, and by call.
+
+    Ordinary idleness first, then what the trace has no event for: Python that would have run
+    beside the device, had the wait not emptied the queue.
+    """
     charges = {cause: np.zeros_like(held.ordinary) for cause in ("host.sync", "transfer.pageable")}
     charged: dict[int, int] = {}
     calls = host.blocking
@@ -183,13 +201,14 @@ def _charge(
     gap_epoch = np.searchsorted(ahead, held.launched).tolist()
     last = (np.searchsorted(calls.end, held.launched, side="right") - 1).tolist()
     left, at, current = 0, -1, -1
-    for gap in np.flatnonzero((held.ordinary > 0) & (held.launched >= calls.end[0])).tolist():
+    chargeable = held.ordinary + held.unknown
+    for gap in np.flatnonzero((chargeable > 0) & (held.launched >= calls.end[0])).tolist():
         while at < last[gap]:
             at += 1
             left = (left if epoch[at] == current else 0) + int(debt[at])
             current = epoch[at]
         if left and gap_epoch[gap] == current:
-            ns = min(left, int(held.ordinary[gap]))
+            ns = min(left, int(chargeable[gap]))
             cause = "transfer.pageable" if calls.state[at] == State.TRANSFER else "host.sync"
             charges[cause][gap] += ns
             row = int(calls.row[at])

@@ -56,9 +56,12 @@ def lanes(events: DeviceEvents, is_comm: npt.NDArray[np.bool_]) -> Lanes:
 class DeviceSide:
     """What one trace says about its device (or devices)."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, in_flight: bool = False) -> None:
+        """``in_flight``: the job went on before and after the trace, so a step of the host is a
+        step of the device; else what was queued in the last step is waited for."""
         self.trace = trace
         self.events = trace.device
+        self.in_flight = in_flight
 
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
@@ -108,4 +111,7 @@ class DeviceSide:
     @cached_property
     def window(self) -> tuple[int, int]:
         """The measured window: the steps' where there are any, else the kernels'."""
+        if self.in_flight and len(self.profiler_steps):
+            host, rows = self.trace.host, self.profiler_steps
+            return int(host.start[rows[0]]), int(host.end[rows].max())
         return self.step_span or self.span

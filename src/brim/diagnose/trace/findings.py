@@ -20,6 +20,8 @@ from brim.units import duration, percent, size
 
 MEMORY_FREE: Final = 0.3
 """From this free share of the device's memory on, recomputing activations is not needed."""
+UNFUSED_FROM: Final = 0.06
+"""What fusing would save is an estimate, and a plain, healthy transformer has some 5 % of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ def findings(
         return []
     found = []
     for cause, share in shares.items():
-        if share >= REPORTED_FROM and "." in cause and _is_fault(job, cause):
+        least = UNFUSED_FROM if cause == "compute.unfused" else REPORTED_FROM
+        if share >= least and "." in cause and _is_fault(job, cause):
             rank = job.worst(cause)
             found.append(
                 Finding(
@@ -148,6 +151,8 @@ def _input(job: Job, rank: Rank, cause: str) -> list[str]:
     if cause == "input.main-process":
         doing = "the training process itself loads or prepares the next batch"
         return [_idle_line(rank, cause, doing), *_top_spans(rank, State.INPUT_MAIN)]
+    if cause == "input.startup":
+        return [_idle_line(rank, cause, "the first batch is made; later batches are there in time")]
     lines = [_idle_line(rank, cause, "the training process waits for the loader's next batch")]
     if job.context.input_cause is None:
         lines.append(

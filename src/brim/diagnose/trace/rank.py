@@ -26,6 +26,9 @@ Shares = dict[tuple[Part, str], float]
 
 FEWEST_EVENTS = 20
 """Device events without which nothing is said about causes."""
+FEWEST_STEPS = 3
+FIRST_SHARE = 0.9
+"""Of all waiting for input; from here on it is the first batch that is slow, not the loader."""
 START_UP_SHARE = 0.5
 """A window that is mostly start-up is no training."""
 
@@ -36,7 +39,7 @@ class Rank:
     def __init__(self, trace: Trace, context: TraceContext) -> None:
         self.trace = trace
         self.context = context
-        self.device = DeviceSide(trace)
+        self.device = DeviceSide(trace, in_flight=context.step_s is not None)
         self.host = HostSide(trace)
         self.operations = Operations(trace)
         self.lines = Lines(trace, self.operations)
@@ -96,9 +99,21 @@ class Rank:
             return self.memory.cause
         if label == START_UP:
             return UNKNOWN
-        if label.startswith("input.") and self.context.input_cause is not None:
-            return self.context.input_cause
+        if label.startswith("input."):
+            return self.context.input_cause or ("input.startup" if self._first_only else label)
         return label
+
+    @cached_property
+    def _first_only(self) -> bool:
+        """Whether the device waits for input in the first step and hardly again."""
+        if len(self.steps) < FEWEST_STEPS:
+            return False
+        waited = [
+            sum(ns for cause, ns in self.blame.within(step.start, step.end).items()
+                if cause.startswith("input."))
+            for step in self.steps
+        ]  # fmt: skip
+        return waited[0] >= FIRST_SHARE * sum(waited) > 0
 
     @cached_property
     def start_up_ns(self) -> int:

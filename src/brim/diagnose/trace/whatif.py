@@ -91,6 +91,8 @@ class Replay:
         self.e_start, self.e_end = events.start[self.rows], events.end[self.rows]
 
     def _launch_start(self, fallback: Int64) -> Int64:
+        if not len(self.start):
+            return fallback
         return np.where(self.launch >= 0, self.start[np.maximum(self.launch, 0)], fallback)
 
     @cached_property
@@ -227,7 +229,7 @@ class _Plan:
 
 
 def _range(rank: Rank) -> tuple[int, int]:
-    low, high = rank.device.window
+    low, high = rank.device.step_span or rank.device.span
     starts = rank.trace.device.start
     first = int(np.searchsorted(starts, low))
     if len(starts) - first <= MOST_EVENTS:

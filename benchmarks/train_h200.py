@@ -31,6 +31,7 @@ from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # as brim train does
 
+import numpy as np
 import torch
 
 from brim.model import flops
@@ -46,7 +47,7 @@ from brim.model.qwen3vl import Qwen3VL, Recompute
 from brim.model.weights import random_model
 from brim.train.adamw import AdamW, decay_groups
 from brim.train.step import Outcome, TrainStep
-from brim.train.synthetic import photographs
+from brim.train.synthetic import Document, document, pack, photographs
 
 BF16_PEAK = 989e12
 
@@ -327,17 +328,16 @@ def tiny() -> ModelConfig:
 
 
 def small_rows(config: ModelConfig, length: int) -> Any:
-    import numpy as np
-
-    from brim.train.synthetic import document, pack
-
-    rng = np.random.default_rng(0)
-    while True:
-        grids = [(4, 6), (8, 8), (6, 4), (4, 4)]
-        documents = [
-            document(rng, [g], text=20, answer=20, vocabulary=config.text.vocab_size) for g in grids
-        ]
+    for seed in itertools.count():
+        documents = small_documents(config, seed)
         yield pack(documents, length, bucket=4, side=config.vision.grid_side)
+
+
+def small_documents(config: ModelConfig, seed: int) -> list[Document]:
+    rng = np.random.default_rng(seed)
+    words = config.text.vocab_size
+    grids = [(4, 6), (8, 8), (6, 4), (4, 4)]
+    return [document(rng, [g], text=20, answer=20, vocabulary=words) for g in grids]
 
 
 def show_kernels(result: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -154,37 +155,39 @@ def document(
     return Document(tuple(parts), scored, tokens)
 
 
+PHOTOGRAPHS = ((64, 64), (48, 64), (64, 48), (60, 80), (72, 56), (64, 96), (42, 56))
+"""(height, width) in patches of common photographs after resizing; 1,024 visual tokens a picture
+on average."""
+
+
+def photograph_documents(
+    config: ModelConfig, length: int, *, seed: int = 0, text: int = 300
+) -> list[Document]:
+    """As many photographs with ``text`` tokens each, half of them scored, as fill ``length``; a
+    text-only document takes what is left."""
+    rng = np.random.default_rng(seed)
+    words = config.text.vocab_size
+    found: list[Document] = []
+    free = length
+    while True:
+        height, width = PHOTOGRAPHS[rng.integers(len(PHOTOGRAPHS))]
+        if height * width // 4 + 2 + text > free:
+            break
+        found.append(
+            document(
+                rng, [(height, width)], text=text - text // 2, answer=text // 2, vocabulary=words
+            )
+        )
+        free -= len(found[-1])
+    if free > 64:
+        found.append(document(rng, [], text=free - free // 2, answer=free // 2, vocabulary=words))
+    return found
+
+
 def photographs(
     config: ModelConfig, length: int, *, seed: int = 0, bucket: int = 1024, text: int = 300
 ) -> Iterator[PackedBatch]:
-    """Endless rows of photographs of about one megapixel with ``text`` tokens each, half scored.
-
-    Sizes are those of common photographs after resizing: 1,024 visual tokens on average.
-    """
-    rng = np.random.default_rng(seed)
-    sizes = [(64, 64), (48, 64), (64, 48), (60, 80), (72, 56), (64, 96), (42, 56)]
-    while True:
-        documents: list[Document] = []
-        free = length
-        for grid in rng.permutation(np.array(sizes).repeat(8, axis=0)).tolist():
-            tokens = grid[0] * grid[1] // 4 + 2 + text
-            if tokens > free:
-                break
-            documents.append(
-                document(
-                    rng,
-                    [tuple(grid)],
-                    text=text - text // 2,
-                    answer=text // 2,
-                    vocabulary=config.text.vocab_size,
-                )
-            )
-            free -= tokens
-        if free > 64:
-            documents.append(
-                document(
-                    rng, [], text=free - free // 2, answer=free // 2,
-                    vocabulary=config.text.vocab_size,
-                )
-            )  # fmt: skip
+    """Endless rows of :func:`photograph_documents`."""
+    for number in itertools.count(1000 * seed):
+        documents = photograph_documents(config, length, seed=number, text=text)
         yield pack(documents, length, bucket=bucket, side=config.vision.grid_side)

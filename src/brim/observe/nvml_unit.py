@@ -189,7 +189,7 @@ class Unit:
             rates = lib.nvmlDeviceGetUtilizationRates(self._handle)
             return float(rates.gpu if kind == _GPU_UTIL else rates.memory) / 100
         self._seen_us[kind] = max(t for t, _ in fresh)
-        return sum(value for _, value in fresh) / len(fresh) / 100
+        return float(sum(value for _, value in fresh)) / len(fresh) / 100
 
     def _from_counters(self, mono: float) -> dict[str, Any]:
         """Energy, throttled time and NVLink traffic since the last look, ``mono`` in seconds."""

@@ -14,7 +14,7 @@ from brim.diagnose.live import computes, hosts, inputs, ranks, stacks
 from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import Evidence, gather
 from brim.diagnose.live.inputs import Machine
-from brim.diagnose.live.loaders import Workers
+from brim.diagnose.live.loaders import Workers, first_fetch
 from brim.diagnose.live.loaders import gather as gather_workers
 from brim.diagnose.live.window import choose, describe
 from brim.record.devices import HostSample
@@ -113,7 +113,9 @@ def look(run: Run, *, warmup: int | None = None) -> list[Rank]:
         table = run.worker_stacks.get(evidence.rank, {})
         workers = gather_workers(lines, evidence.chosen, table)
         clues = [
-            *inputs.clues(evidence, workers, machine),
+            *inputs.clues(
+                evidence, workers, machine, first_fetch=first_fetch(lines, evidence.chosen)
+            ),
             *hosts.clues(evidence, machine, memory_stall=stall),
             *computes.clues(evidence, memory_free=_memory_free(run, evidence)),
             *across[position],

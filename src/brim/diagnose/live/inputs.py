@@ -53,9 +53,14 @@ class Machine:
     """Training processes that share the cores of the host."""
 
 
-def clues(evidence: Evidence, workers: Workers | None, machine: Machine) -> list[Clue]:
-    """What the training thread's input time is due to; at most one clue for the steady wait."""
-    found = [_startup(evidence), _in_loop(evidence), _custom(evidence)]
+def clues(
+    evidence: Evidence, workers: Workers | None, machine: Machine, *, first_fetch: float = 0.0
+) -> list[Clue]:
+    """What the training thread's input time is due to; at most one clue for the steady wait.
+
+    ``first_fetch``: seconds that a worker spent making batches before the window began.
+    """
+    found = [_startup(evidence, first_fetch), _in_loop(evidence), _custom(evidence)]
     waited = evidence.seconds.get("input", 0.0)
     if waited > 0:
         found.append(_priced(evidence, _steady(evidence, workers, machine, waited)))
@@ -231,7 +236,8 @@ def _cpu(evidence: Evidence, workers: Workers, machine: Machine, waited: float) 
     """The workers compute, or want to."""
     allowed = min(machine.usable, workers.cores or machine.usable)
     used = _used(evidence, workers)
-    left = allowed - used
+    # a worker that is runnable without a core proves that none is left, whoever has it
+    left = allowed - used - workers.starved * workers.busy * workers.active
     lines = [
         _waited(evidence, waited),
         f"{_number(workers)}: making batches "
@@ -361,11 +367,11 @@ def _custom(evidence: Evidence) -> Clue | None:
     )
 
 
-def _startup(evidence: Evidence) -> Clue | None:
+def _startup(evidence: Evidence, first_fetch: float) -> Clue | None:
     """The first batch took long, once: worth a word when it is a good part of what was seen."""
     before = evidence.chosen.before
     once = sum(s.input_iter + s.input_first for s in before)
-    working = sum(s.input_cpu for s in before) + sum(s.input_iter for s in before)
+    working = first_fetch + sum(s.input_cpu + s.input_iter for s in before)
     # Workers that import their modules take some seconds, and that is no fault of the program.
     if once < (STARTUP_S if working > MAIN_SHARE * once else LONG_START_S):
         return None

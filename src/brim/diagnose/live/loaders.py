@@ -134,6 +134,16 @@ def gather(
     )
 
 
+def first_fetch(lines: Sequence[WorkerLine], chosen: Chosen) -> float:
+    """Seconds that the slowest worker spent making batches before the window began."""
+    begin = chosen.steps[0].t - chosen.steps[0].wall if chosen.steps else 0.0
+    made: dict[int, float] = defaultdict(float)
+    for line in lines:
+        if line.t < begin:
+            made[line.pid] += line.getitem + line.collate
+    return max(made.values(), default=0.0)
+
+
 def _active(lines: Sequence[WorkerLine], span: float) -> int:
     """Workers whose lines cover a good part of the window; at least one."""
     covered: dict[int, float] = defaultdict(float)

@@ -142,7 +142,7 @@ def _inside_one_launch(device: DeviceSide, gaps: Spans) -> npt.NDArray[np.bool_]
     after = np.minimum(np.searchsorted(events.start, gaps.end), len(events) - 1)
     correlation = events.correlation
     same = correlation[after] == correlation[np.maximum(after - 1, 0)]
-    return same & (after > 0) & (correlation[after] >= 0)
+    return np.asarray(same & (after > 0) & (correlation[after] >= 0), np.bool_)
 
 
 def _feeders(device: DeviceSide, host: HostSide, gaps: Spans) -> tuple[Int64, Int64, Int64]:

@@ -81,6 +81,7 @@ def debug_modes() -> list[str]:
         found.append("sys.settrace(%s)" % _name(trace))
     if profile is not None:
         found.append("sys.setprofile(%s)" % _name(profile))
+    found += _monitors()
     if torch is not None:
         if torch.is_anomaly_enabled():
             found.append("torch.autograd.set_detect_anomaly(True)")
@@ -89,6 +90,16 @@ def debug_modes() -> list[str]:
         if torch.is_deterministic_algorithms_warn_only_enabled():
             found.append("torch.use_deterministic_algorithms(warn_only=True)")
     return found
+
+
+def _monitors() -> "list[str]":
+    """Debuggers, coverage and profilers that use ``sys.monitoring`` (Python 3.12 and later)."""
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is None:
+        return []
+    tools = ("DEBUGGER_ID", "COVERAGE_ID", "PROFILER_ID")
+    names = [monitoring.get_tool(getattr(monitoring, tool)) for tool in tools]
+    return ["sys.monitoring(%s)" % name for name in names if name]
 
 
 def _name(function: Any) -> str:
@@ -112,7 +123,7 @@ class DebugOff:
         if self.anomaly:
             torch.autograd.set_detect_anomaly(False)
         sys.settrace(None)
-        sys.setprofile(None)
+        _set_profile(self.profile, on=False)
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -120,4 +131,16 @@ class DebugOff:
         if self.anomaly:
             torch.autograd.set_detect_anomaly(True, check_nan=self.check)
         sys.settrace(self.trace)
-        sys.setprofile(self.profile)
+        _set_profile(self.profile, on=True)
+
+
+def _set_profile(profile: Any, *, on: bool) -> None:
+    """cProfile's object is no function: ``sys.setprofile`` would call it at the next event."""
+    if profile is None:
+        return
+    if callable(profile):
+        sys.setprofile(profile if on else None)
+    elif on:
+        profile.enable()
+    else:
+        profile.disable()

@@ -27,7 +27,11 @@ def _rank(rank: int, work: list[float], footer: Footer | None = None, **fields: 
 
 
 def _causes(*ranks: Evidence) -> set[str]:
-    return {c.cause for of in clues(ranks) for c in of}
+    """What most of the waiting is due to."""
+    seconds: dict[str, float] = {}
+    for clue in (c for of in clues(ranks) for c in of):
+        seconds[clue.cause] = seconds.get(clue.cause, 0.0) + clue.seconds
+    return {max(seconds, key=seconds.__getitem__)} if seconds else set()
 
 
 def test_one_rank_waits_for_nobody() -> None:
@@ -93,6 +97,14 @@ def test_each_rank_gets_its_own_wait() -> None:
     assert found[0][0].seconds == pytest.approx(0.04 * 20)
     assert "rank 0 waited 800 ms" in found[0][0].evidence[0]
     assert found[1] == []
+
+
+def test_what_the_last_rank_waits_too_is_not_the_last_ranks_fault() -> None:
+    early, late = clues([_rank(0, [0.03] * 20), _rank(1, [0.06] * 20)])
+    by_cause = {c.cause: c.seconds for c in early}
+    assert by_cause["comm.exposed"] == pytest.approx(0.04 * 20)
+    assert by_cause["comm.straggler-data"] == pytest.approx(0.03 * 20)
+    assert {c.cause for c in late} == {"comm.exposed"}
 
 
 def test_ranks_are_matched_from_the_end_and_a_rank_without_steps_harms_nothing() -> None:

@@ -19,8 +19,7 @@ from brim.units import duration, percent, size
 
 SMALL_BUCKET = 1 << 20
 """Bytes per collective below which latency, not bandwidth, is paid."""
-SPREAD = 0.1
-"""Relative difference of work between ranks that makes some wait."""
+FEW_BUCKETS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,35 +54,51 @@ def _waiting(step: Step) -> float:
 
 
 def clues(evidences: Sequence[Evidence]) -> list[list[Clue]]:
-    """For each rank the clue about its waiting, if there is one."""
+    """For each rank the clues about its waiting.
+
+    What the last rank waits too, everybody pays for the transfer; what the others wait beyond
+    that, they wait for the last rank.
+    """
     if len(evidences) < 2:
         return [[] for _ in evidences]
     seen = waits(evidences)
-    cause, lines = _verdict(evidences, seen)
+    common = [min(row) for row in zip(*seen.wait, strict=True)]
+    transport, straggling = _transport(evidences), _straggling(evidences, seen)
     found: list[list[Clue]] = []
-    for position in range(len(evidences)):
-        seconds = sum(seen.wait[position])
-        text = (f"rank {evidences[position].rank} waited {duration(seconds)} in collectives",)
-        clue = Clue(cause=cause, seconds=seconds, evidence=(*text, *lines), confidence="medium")
-        found.append([clue] if seconds > 0 else [])
+    for evidence, wait in zip(evidences, seen.wait, strict=True):
+        together = sum(common)
+        alone = sum(wait) - together
+        rank = f"rank {evidence.rank} waited"
+        made = [
+            _clue(transport, together, f"{rank} {duration(together)} for transfers"),
+            _clue(straggling, alone, f"{rank} {duration(alone)} for a rank that arrived later"),
+        ]
+        found.append([clue for clue in made if clue.seconds > 0])
     return found
 
 
-def _verdict(evidences: Sequence[Evidence], seen: Waits) -> tuple[str, tuple[str, ...]]:
+Reason = tuple[str, tuple[str, ...]]
+"""A cause, and what shows it."""
+
+
+def _clue(reason: Reason, seconds: float, text: str) -> Clue:
+    cause, lines = reason
+    return Clue(cause=cause, seconds=seconds, evidence=(text, *lines), confidence="medium")
+
+
+def _straggling(evidences: Sequence[Evidence], seen: Waits) -> Reason:
+    """Whether the late rank is late by its data, or always the same at equal work."""
     late = _late(seen)
-    imbalance = _imbalance(seen)
-    if imbalance > SPREAD:
-        line = (
-            f"the slowest rank works {percent(imbalance)} longer than the mean in the median step"
-        )
-        who, times = Counter(late).most_common(1)[0]
-        often = times / max(1, len(late))
-        rank = evidences[who].rank
-        if often > 0.9 and not _more_content(evidences, who):
-            text = f"it is rank {rank} in {percent(often)} of the steps, at equal work"
-            return "comm.straggler-device", (line, text)
-        return "comm.straggler-data", (line, f"rank {rank} is last in {percent(often)} of them")
-    return _transport(evidences)
+    line = (
+        f"the slowest rank works {percent(_imbalance(seen))} longer than the mean in the median "
+        "step"
+    )
+    who, times = Counter(late).most_common(1)[0] if late else (0, 0)
+    often, rank = times / max(1, len(late)), evidences[who].rank
+    if often > 0.9 and not _more_content(evidences, who):
+        text = f"it is rank {rank} in {percent(often)} of the steps, at equal work"
+        return "comm.straggler-device", (line, text)
+    return "comm.straggler-data", (line, f"rank {rank} is last in {percent(often)} of them")
 
 
 def _late(seen: Waits) -> list[int]:
@@ -106,7 +121,7 @@ def _more_content(evidences: Sequence[Evidence], who: int) -> bool:
     return cpu[who] > 1.05 * statistics.fmean(cpu)
 
 
-def _transport(evidences: Sequence[Evidence]) -> tuple[str, tuple[str, ...]]:
+def _transport(evidences: Sequence[Evidence]) -> Reason:
     """All arrive together: too many collectives, or slow ones."""
     total = evidences[0].total
     steps = max(1, len(evidences[0].chosen.steps))
@@ -114,16 +129,16 @@ def _transport(evidences: Sequence[Evidence]) -> tuple[str, tuple[str, ...]]:
     ddp = footer.ddp if footer else []
     synced = total.synced_backwards / steps
     buckets = sum(int(d.get("buckets", 1)) for d in ddp)
-    calls = synced * max(1, buckets) + total.comm_n / steps
     moved = sum(int(d.get("bytes", 0)) for d in ddp)
+    calls = synced * max(1, buckets) + total.comm_n / steps
     line = f"{calls:.0f} collectives per optimizer step, {total.backward_n / steps:.0f} backward"
     if ddp and synced > 1.5:
         return "comm.too-many", (
             line,
             f"gradients are all-reduced in {synced:.0f} backward passes a step: once would do",
         )
-    if buckets > 4 and moved / buckets < SMALL_BUCKET < moved:
+    if buckets >= FEW_BUCKETS and moved / buckets < SMALL_BUCKET:
         return "comm.too-many", (line, f"{buckets} buckets of {size(moved / buckets)}")
-    if total.comm_n / steps > 16:
+    if total.comm_n / steps > 2 * FEW_BUCKETS:
         return "comm.too-many", (line, f"{total.comm_n / steps:.0f} of them from Python")
     return "comm.exposed", (line, f"all ranks arrive together; {size(moved)} of gradients a step")

@@ -222,8 +222,6 @@ PATIENCE = 20.0  # seconds after torch is there, without any sign of training
 
 def watch_anyway() -> None:
     """After a while without a step, a loader or a backward, the whole process is measured."""
-    if _is_launcher():
-        return
     timer = threading.Timer(PATIENCE, _watch_anyway)
     timer.daemon = True
     timer.start()
@@ -232,7 +230,8 @@ def watch_anyway() -> None:
 def _watch_anyway() -> None:
     from _brim_hooks import worker
 
-    if current is None and worker.current is None and not off:
+    # only now: with python -m, the program's name is not known while its modules are imported
+    if current is None and worker.current is None and not off and not _is_launcher():
         try:
             recorder(threading.main_thread().ident)
         except Exception as error:

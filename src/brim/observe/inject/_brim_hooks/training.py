@@ -14,7 +14,9 @@ from _brim_hooks import window
 
 now = _r.now
 CLOCKS = 8  # optimizers of a process whose steps are told apart
+REBUILT = 4  # backward passes after which DDP has built its buckets anew, in the order of arrival
 _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()
+_described: dict[int, dict[str, Any]] = {}
 
 
 def timed(
@@ -136,6 +138,8 @@ def _after_backward() -> None:
         rec.sums["debug"] = ["torch.autograd.detect_anomaly"]
     for module in list(_data_parallel):
         rec.add("synced_backwards", int(bool(module.require_backward_grad_sync)))
+        if rec.backwards in (1, REBUILT):
+            _described[id(module)] = _describe(module)
     if not rec.clocks or set(rec.clocks) == {"backward"}:
         rec.tick("backward")  # until an optimizer or a loader gives the rhythm
         window.after_step(rec)
@@ -239,26 +243,28 @@ def patch_ddp(module: Any) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         _data_parallel.add(self)
+        _described[id(self)] = {}
 
     module.DistributedDataParallel.__init__ = init
 
 
 def data_parallel() -> list[dict[str, Any]]:
-    """[{buckets, bucket bytes, parameters, bytes}] of the job's DDP modules."""
-    found = []
-    for module in list(_data_parallel):
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        entry = {
-            "parameters": len(parameters),
-            "bytes": sum(p.numel() * p.element_size() for p in parameters),
-        }
-        try:
-            logged = module._get_ddp_logging_data()
-            entry["buckets"] = len(str(logged.get("rebuilt_bucket_sizes", "")).split(",")) or len(
-                str(logged.get("bucket_sizes", "")).split(",")
-            )
-            entry["find_unused"] = bool(logged.get("find_unused_parameters", 0))
-        except Exception as error:
-            _r.failed("ddp", error)
-        found.append(entry)
-    return found
+    """[{buckets, parameters, bytes, find_unused}] of the job's DDP modules, as they were in the
+    first steps: by the end of the program they may be gone."""
+    return [entry for entry in _described.values() if entry]
+
+
+def _describe(module: Any) -> dict[str, Any]:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    entry = {
+        "parameters": len(parameters),
+        "bytes": sum(p.numel() * p.element_size() for p in parameters),
+    }
+    try:
+        logged = module._get_ddp_logging_data()
+        sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
+        entry["buckets"] = len(str(sizes).split(","))
+        entry["find_unused"] = bool(logged.get("find_unused_parameters", 0))
+    except Exception as error:
+        _r.failed("ddp", error)
+    return entry

@@ -6,13 +6,17 @@ Norm: for each tensor |a - b| / |b| in the 2-norm.
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from brim.model.batch import PackedBatch, check
-from brim.train.synthetic import Document, pack
+from brim.train.synthetic import Document, document, pack
 
 KINDS = ("text only", "one image", "several images", "video", "mixed")
 
@@ -152,3 +156,39 @@ def test_recomputed_blocks_give_the_same_bits(
     finally:
         pair.ours.recompute = Recompute()
     assert all(torch.equal(g, plain[n]) for n, g in pair.our_gradients().items())
+
+
+GRIDS = st.sampled_from([(2, 2), (2, 4), (4, 4), (6, 2), (4, 8)])
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.lists(GRIDS, max_size=3), st.integers(1, 6), st.integers(1, 5), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
+    extra=st.integers(0, 9),
+    bucket=st.sampled_from([4, 16, 64]),
+    order=st.randoms(use_true_random=False),
+)
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_mixture_in_any_order_gives_each_document_its_own_logits(
+    shapes: list[tuple[list[tuple[int, int]], int, int, bool]],
+    extra: int,
+    bucket: int,
+    order: Random,
+    make_pair: Callable[..., Any],
+) -> None:
+    model = make_pair(False).ours
+    rng = np.random.default_rng(0)
+    documents = [
+        document(rng, grids, text=text, answer=answer, vocabulary=100, video=video)
+        for grids, text, answer, video in shapes
+    ]
+    with torch.no_grad():
+        alone = {id(d): model.logits(row([d])) for d in documents}
+        order.shuffle(documents)
+        together = model.logits(row(documents, extra, bucket))
+    assert gap(together, torch.cat([alone[id(d)] for d in documents])) < 2e-6

@@ -104,7 +104,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> LoadedRows:
     plan = SimpleNamespace(locate=lambda step: (0, step), starts=[0], steps=lambda epochs: 9)
     prepared: Any = SimpleNamespace(plan=plan, config=SimpleNamespace(rows_per_step=2))
     loaded = LoadedRows(prepared, torch.device("cpu"), epochs=1)
-    loaded._transfer = lambda row, slot: slot  # type: ignore[assignment, return-value]
+    monkeypatch.setattr(Transfer, "__call__", lambda self, row, slot: slot)
     return loaded
 
 
@@ -124,6 +124,77 @@ def test_another_position_closes_the_loader_and_starts_one_there(rows: LoadedRow
     assert rows.fetch(3) == [(3, 0), (3, 1)]
     assert first is not None and first.closed  # type: ignore[attr-defined]
     assert FakeLoader.started == [0, 7, 3]
+
+
+class FakeCuda:
+    """What pinning calls, without a device; a copy ends when its event is waited for."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.pinned: set[int] = set()
+        self.refuses = refuses
+        self.asked = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.asked += 1
+        assert address not in self.pinned and size % 4096 == 0
+        if not self.refuses:
+            self.pinned.add(address)
+        return int(self.refuses)
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.pinned.remove(address)
+        return 0
+
+
+def test_a_slot_is_pinned_once_and_unpinned_before_its_memory_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr("torch.cuda.cudart", lambda: fake)
+    transfer = Transfer(torch.device("cpu"))
+    ring = Ring.create(2, 1 << 20)
+    for number in (0, 1, 0, 1):
+        transfer._pin(ring.slot(number))
+    assert fake.asked == 2 and len(fake.pinned) == 2
+    transfer.close()
+    assert not fake.pinned
+
+
+def test_memory_that_cannot_be_pinned_is_asked_for_once_and_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeCuda(refuses=True)
+    monkeypatch.setattr("torch.cuda.cudart", lambda: fake)
+    transfer = Transfer(torch.device("cpu"))
+    ring = Ring.create(1, 1 << 20)
+    transfer._pin(ring.slot(0))
+    transfer._pin(ring.slot(0))
+    transfer.close()
+    assert fake.asked == 1
+
+
+class Event:
+    def __init__(self) -> None:
+        self.done = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = True
+
+
+def test_at_most_one_copy_is_under_way_and_closing_waits_for_it() -> None:
+    transfer = Transfer(torch.device("cpu"))
+    rows = [placed(n)[0] for n in range(3)]
+    events = [Event() for _ in rows]
+    for row, event in zip(rows, events, strict=True):
+        transfer._copying.append((event, row))  # type: ignore[arg-type]
+        transfer._release()
+    assert [row.released for row in rows] == [1, 1, 0]
+    transfer.close()
+    assert [row.released for row in rows] == [1, 1, 1]
+    assert all(event.done for event in events)
 
 
 def test_nothing_to_evaluate_on_gives_no_rows(rows: LoadedRows) -> None:

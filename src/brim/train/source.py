@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from brim.data.loader import HostRow, Loader, State, fingerprint
 from brim.data.prepare import Prepared
 from brim.model.batch import PackedBatch
+
+Slot = NDArray[np.uint8]
 
 
 class Transfer:
@@ -26,10 +29,11 @@ class Transfer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._pinned: set[int] = set()
+        self._pinned: dict[int, Slot] = {}
+        self._refused: set[int] = set()
         self._copying: deque[tuple[torch.cuda.Event, HostRow]] = deque()
 
-    def __call__(self, row: HostRow, slot: np.ndarray[Any, np.dtype[np.uint8]]) -> PackedBatch:
+    def __call__(self, row: HostRow, slot: Slot) -> PackedBatch:
         """``slot``: the bytes of the slot that holds ``row``."""
         used = max(offset + _size(shape, dtype) for _, offset, shape, dtype in row.layout)
         host = torch.from_numpy(slot[:used])
@@ -40,9 +44,21 @@ class Transfer:
         fields = row.fields()
         return PackedBatch.from_arrays({**fields, **arrays})
 
-    def _copy(
-        self, row: HostRow, host: torch.Tensor, slot: np.ndarray[Any, np.dtype[np.uint8]]
-    ) -> torch.Tensor:
+    def close(self) -> None:
+        """Wait for the copies and unpin the loader's memory.
+
+        Memory that goes away while it is pinned would be read again, old pages and all, when
+        another loader's memory lands at the same address.
+        """
+        for event, row in self._copying:
+            event.synchronize()
+            row.release()
+        self._copying.clear()
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._pinned.clear()
+
+    def _copy(self, row: HostRow, host: torch.Tensor, slot: Slot) -> torch.Tensor:
         if self._stream is None:
             copied = host.clone()
             row.release()
@@ -70,12 +86,14 @@ class Transfer:
             row.release()
             self._copying.popleft()
 
-    def _pin(self, slot: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    def _pin(self, slot: Slot) -> None:
         address = slot.ctypes.data
-        if address not in self._pinned:
-            self._pinned.add(address)
-            # a failure (no locked memory allowed) only makes copies slower
-            torch.cuda.cudart().cudaHostRegister(address, slot.nbytes, 0)
+        if address not in self._pinned and address not in self._refused:
+            failed = int(torch.cuda.cudart().cudaHostRegister(address, slot.nbytes, 0))
+            if failed:  # no locked memory allowed, say: copies are slower, and right
+                self._refused.add(address)
+            else:
+                self._pinned[address] = slot  # keeps the mapping while it is pinned
 
 
 class LoadedRows:
@@ -113,10 +131,14 @@ class LoadedRows:
         stop = self.evaluated.plan.steps(1)
         transfer = Transfer(self._transfer.device)
         with Loader(self.evaluated, stop=stop, run_dir=self.run_dir) as loader:
-            for row in loader:
-                yield transfer(row, loader.ring.slot(row.slot))
+            try:
+                for row in loader:
+                    yield transfer(row, loader.ring.slot(row.slot))
+            finally:
+                transfer.close()
 
     def close(self) -> None:
+        self._transfer.close()
         if self._loader is not None:
             self._loader.close()
             self._loader = None

@@ -143,6 +143,20 @@ def test_cores_that_other_programs_took_are_mentioned(
     assert any("other programs used 1.2 of" in note for note in notes) is said
 
 
+@pytest.mark.parametrize("disturbed", [0, 1, None])
+def test_a_ratio_of_disturbed_runs_is_called_untrustworthy(
+    disturbed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = [diagnosis(), diagnosis(share=0.02, step_s=0.1)]
+    if disturbed is not None:
+        note = "other programs used 1.2 of this machine's 2 cores meanwhile"
+        verdicts[disturbed] = msgspec.structs.replace(verdicts[disturbed], notes=[note])
+    told = Told(tmp_path, *verdicts)
+    told.tell(monkeypatch)
+    assert ("do not trust the ratio" in told.said) is (disturbed is not None)
+    assert ("One run each" in told.said) is (disturbed is None)
+
+
 def test_a_run_without_samples_of_the_host_says_nothing_about_others(tmp_path: Path) -> None:
     assert demo.with_others(diagnosis(), tmp_path).notes == []
     assert demo.with_others(diagnosis()).notes == []

@@ -35,6 +35,7 @@ LONGEST_S = 300.0
 _STEP_FILES = "runs/*/steps.*.jsonl"
 _NOISY = 0.25
 """Cores used by other programs from which on they are mentioned."""
+_OTHERS = "other programs used"
 _NEEDS = {"torch": "torch", "transformers": "transformers", "accelerate": "accelerate",
           "PIL": "pillow"}  # fmt: skip
 
@@ -186,9 +187,13 @@ class Story:
         self._say("$ brim compare before.json after.json", "bold cyan")
         render(compare(before, after, names=("before", "after")), self.out)
         self._say()
+        noisy = any(_OTHERS in note for d in (before, after) for note in d.notes)
         self._say(
-            "One run each, one after the other: the interval covers the noise between steps, not "
-            "what else this machine did meanwhile."
+            "Other programs took cores in these runs: do not trust the ratio, run this again on "
+            "a quiet machine."
+            if noisy
+            else "One run each, one after the other: the interval covers the noise between steps, "
+            "not what else this machine did meanwhile."
         )
 
     def _unexpected(self, before: Diagnosis) -> None:
@@ -241,7 +246,7 @@ def with_others(diagnosis: Diagnosis, *run_dirs: Path) -> Diagnosis:
     if not used or fmean(used) < _NOISY:
         return diagnosis
     note = (
-        f"other programs used {fmean(used):.1f} of this machine's {os.cpu_count()} cores "
+        f"{_OTHERS} {fmean(used):.1f} of this machine's {os.cpu_count()} cores "
         "meanwhile: times are longer than they had to be"
     )
     return msgspec.structs.replace(diagnosis, notes=[*diagnosis.notes, note])

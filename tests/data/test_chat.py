@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.data.chat import Image, NothingToLearn, Turn, Video, parse
@@ -154,6 +154,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(json_values)
 def test_any_json_gives_a_conversation_or_a_bad_sample(record: object) -> None:
     try:

@@ -65,8 +65,9 @@ def test_a_fitting_picture_is_returned_as_it_is() -> None:
 
 
 def test_dct_scaling_of_a_large_photograph_errs_by_under_half_a_grey_level_on_average() -> None:
-    data = jpeg(2400, 3200, quality=92)
-    exact = load_image(data, VISION).astype(int)
-    scaled = load_image(data, VISION, DecodePolicy(dct_scaling=True)).astype(int)
+    data = jpeg(1200, 1600, quality=92)
+    small = Vision(max_pixels=1 << 18)
+    exact = load_image(data, small).astype(int)
+    scaled = load_image(data, small, DecodePolicy(dct_scaling=True)).astype(int)
     assert exact.shape == scaled.shape
     assert 0 < np.abs(exact - scaled).mean() < 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.data.cost import Cost
@@ -58,6 +58,7 @@ def test_frames_of_a_video_are_attended_one_by_one() -> None:
     assert found.length[0] == 50 + grid.tokens(2)
 
 
+@settings(max_examples=40)
 @given(shapes.filter(bool), st.integers(40, 2000))
 def test_shrunk_images_fit_and_would_not_with_one_token_more_each(
     images: list[tuple[int, int]], limit: int

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.pictures import jpeg
 
@@ -175,6 +175,7 @@ def test_a_place_is_a_line_and_a_byte_offset(tmp_path: Path) -> None:
     assert path.read_bytes()[where.offset :] == json.dumps(sample(3)).encode() + b"\n"
 
 
+@settings(max_examples=30)
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers()), min_size=1, max_size=8))
 def test_json_arrays_are_found_element_by_element(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]

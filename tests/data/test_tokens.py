@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -107,6 +107,7 @@ answers = clean.filter(lambda s: s[:1].strip() != "")
 exchange = st.tuples(st.lists(clean | st.just(Image("")), max_size=3), answers)
 
 
+@settings(max_examples=50)
 @given(st.lists(exchange, min_size=1, max_size=3))
 def test_any_conversation_equals_the_chat_template(
     chat_tokens: ChatTokens, reference: Any, exchanges: list[tuple[list[Part], str]]

@@ -59,7 +59,7 @@ def main() -> None:
         num_workers=1,
         collate_fn=as_objects if objects else torch.stack,
     )
-    model = nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 4))
+    model = nn.Sequential(nn.Linear(6, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.Linear(2048, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step, batch in enumerate(loader):
         boxes = stack(batch) if objects else batch

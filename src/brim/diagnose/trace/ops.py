@@ -75,11 +75,14 @@ class Operations:
         self._nests: dict[int, Nest] = {}
 
     def nest(self, thread: int) -> Nest:
-        """The operations of one thread."""
+        """The operations of one thread that call the runtime (most only compute sizes)."""
         if thread not in self._nests:
             host = self.trace.host
-            rows = np.flatnonzero((host.thread == thread) & (host.kind == HostKind.OP))
-            self._nests[thread] = Nest(host, rows)
+            mine = host.thread == thread
+            rows = np.flatnonzero(mine & (host.kind == HostKind.OP))
+            calls = host.start[mine & (host.kind == HostKind.RUNTIME)]
+            first, behind = np.searchsorted(calls, (host.start[rows], host.end[rows]))
+            self._nests[thread] = Nest(host, rows[behind > first])
         return self._nests[thread]
 
     def around(self, rows: Int64) -> Int64:
@@ -161,11 +164,10 @@ def frame(text: str) -> Where | None:
 class Lines:
     """The program's lines at given moments, from Python frames or recorded call stacks."""
 
-    def __init__(self, trace: Trace, operations: Operations) -> None:
+    def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._operations = operations
         self._nests: dict[int, Nest] = {}
-        self._places: dict[int, Where | None] = {}
+        self._with_stack: dict[int, Nest] = {}
 
     def _nest(self, thread: int) -> Nest:
         if thread not in self._nests:
@@ -192,10 +194,18 @@ class Lines:
             return choose(names)
         return self._from_stack(thread, time)
 
+    def _stacked(self, thread: int) -> Nest:
+        """The operations of one thread whose call stack was recorded."""
+        if thread not in self._with_stack:
+            host = self.trace.host
+            rows = np.flatnonzero((host.thread == thread) & (host.stack >= 0))
+            self._with_stack[thread] = Nest(host, rows)
+        return self._with_stack[thread]
+
     def _from_stack(self, thread: int, time: int) -> Where | None:
-        host, nest = self.trace.host, self._operations.nest(thread)
-        if not len(nest.rows) or not self.trace.stacks:
+        if not self.trace.stacks:
             return None
+        host, nest = self.trace.host, self._stacked(thread)
         at = int(nest.innermost(np.array([time], np.int64))[0])
         for position in nest.chain(at):
             stack = int(host.stack[nest.rows[position]])

@@ -42,7 +42,7 @@ class Rank:
         self.device = DeviceSide(trace, in_flight=context.step_s is not None)
         self.host = HostSide(trace)
         self.operations = Operations(trace)
-        self.lines = Lines(trace, self.operations)
+        self.lines = Lines(trace)
         self.kernels = Kernels(self.device, self.host, self.operations)
 
     @property

@@ -85,6 +85,8 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     comm: float = 0.0
     comm_n: int = 0
     synced_backwards: int = 0
+    ddp: list[dict[str, Any]] = []
+    """Said once, in an early step: DDP modules with their buckets, parameters and bytes."""
     gc: float = 0.0
     gc_n: int = 0
     gc_generation_2: int = 0
@@ -169,6 +171,13 @@ class Process(msgspec.Struct, kw_only=True):
     steps: list[Step]
     stacks: dict[str, Stack] = {}
     footer: Footer | None = None
+
+    @property
+    def ddp(self) -> list[dict[str, Any]]:
+        """The job's DDP modules, as far as it lived to say."""
+        if self.footer is not None and self.footer.ddp:
+            return self.footer.ddp
+        return next((s.ddp for s in reversed(self.steps) if s.ddp), [])
 
     @property
     def versions(self) -> dict[str, str]:

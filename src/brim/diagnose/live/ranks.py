@@ -125,14 +125,13 @@ def _transport(evidences: Sequence[Evidence]) -> Reason:
     """All arrive together: too many collectives, or slow ones."""
     total = evidences[0].total
     steps = max(1, len(evidences[0].chosen.steps))
-    footer = evidences[0].process.footer
-    ddp = footer.ddp if footer else []
+    ddp = evidences[0].process.ddp
     synced = total.synced_backwards / steps
     buckets = sum(int(d.get("buckets", 1)) for d in ddp)
     moved = sum(int(d.get("bytes", 0)) for d in ddp)
     calls = synced * max(1, buckets) + total.comm_n / steps
     line = f"{calls:.0f} collectives per optimizer step, {total.backward_n / steps:.0f} backward"
-    if ddp and synced > 1.5:
+    if synced > 1.5:
         return "comm.too-many", (
             line,
             f"gradients are all-reduced in {synced:.0f} backward passes a step: once would do",

@@ -139,14 +139,20 @@ def _pids(iterator: Any) -> set[int]:
 def _wrap_shutdown(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def _shutdown_workers(self: Any) -> Any:
-        rec, t = _r.current, now()
+        t = now()
         try:
             return original(self)
         finally:
-            if rec is not None and rec.mine():
-                rec.add("input_shutdown", now() - t)
+            _shut_down(now() - t)
 
     return _shutdown_workers
+
+
+@_r.guarded
+def _shut_down(wall: float) -> None:
+    rec = _r.current
+    if rec is not None and rec.mine():
+        rec.add("input_shutdown", wall)
 
 
 def _patch_unpickling() -> None:

@@ -44,12 +44,17 @@ def timed(
                 return original(*args, **kwargs)
             finally:
                 depth.inside, rec.phase = False, outer
-                rec.add(name, now() - t)
-                rec.add(name + "_n", 1)
+                _took(rec, name, now() - t)
 
         return call
 
     return wrap
+
+
+@_r.guarded
+def _took(rec: _r.Recorder, name: str, seconds: float) -> None:
+    rec.add(name, seconds)
+    rec.add(name + "_n", 1)
 
 
 def _compiling() -> bool:
@@ -140,6 +145,7 @@ def _after_backward() -> None:
         rec.add("synced_backwards", int(bool(module.require_backward_grad_sync)))
         if rec.backwards in (1, REBUILT):
             _described[id(module)] = _describe(module)
+            rec.sums["ddp"] = data_parallel()
     if not rec.clocks or set(rec.clocks) == {"backward"}:
         rec.tick("backward")  # until an optimizer or a loader gives the rhythm
         window.after_step(rec)

@@ -235,6 +235,14 @@ def test_metrics_come_at_their_interval_and_average_it(make_trainer: Make) -> No
     assert found[0]["mfu"] is None and found[0]["tokens_per_s"] > 0
 
 
+def test_without_saving_at_the_end_a_finished_run_leaves_no_checkpoint(
+    make_trainer: Make,
+) -> None:
+    trainer = make_trainer(3, save_at_end=False)
+    assert trainer.run()
+    assert trainer.checkpoints.newest() is None
+
+
 def test_the_exported_model_opens_in_transformers(make_trainer: Make, tmp_path: Path) -> None:
     from transformers import Qwen3VLForConditionalGeneration
 

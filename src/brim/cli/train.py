@@ -68,12 +68,13 @@ def _train(session: Session, screen: _Screen) -> bool:
     code, why = 1, "failed"
     try:
         finished = trainer.run()
-        if finished and not session.exported.exists():
+        wanted = finished and trainer.config.train.save_at_end
+        if wanted and not session.exported.exists():
             trainer.export(session.exported, session.folder)
         loss = trainer.evaluate() if finished else None
         if loss is not None:
             screen.say(f"evaluation loss {loss:.4f}")
-        if finished:
+        if wanted:
             screen.say(f"the trained model is in {session.exported}")
         code, why = 0, "finished" if finished else "stopped by a signal"
         return finished

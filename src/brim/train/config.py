@@ -133,6 +133,8 @@ class TrainTable:
     logging_steps: int = 1
     save_steps: int = 500
     """0: only at the end."""
+    save_at_end: bool = True
+    """Write a checkpoint and the trained model when the run has finished."""
     save_total_limit: int = 2
     """Checkpoints kept; at least two."""
     eval_steps: int = 0

@@ -144,7 +144,8 @@ class Trainer:
         if not finished:
             self._arrived(self._readback.drain())
             self.say(f"{stop.signal}: saving step {self.done} and stopping")
-        self._save()
+        if not finished or self.config.train.save_at_end:
+            self._save()
         return finished
 
     def export(self, folder: Path, companions: Path | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from enum import IntEnum
@@ -133,6 +132,7 @@ class Interner(dict[Any, int]):
 
 _name, _ts, _dur, _args = map(operator.attrgetter, ("name", "ts", "dur", "args"))
 _place = operator.attrgetter("pid", "tid")
+_dims, _types, _stack = map(operator.attrgetter, ("dims", "types", "stack"))
 
 
 def _integers(name: str, values: list[Any], count: int) -> Int64:
@@ -245,19 +245,16 @@ class ColumnBuilder:
         return columns | _absent(count)
 
     def _op_columns(self, args: list[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Plain list comprehensions: this is a third of all the work on columns."""
         count = len(args)
-
-        def texts(name: str, table: Interner, text: Callable[[Any], Any]) -> Int32:
-            values = map(operator.attrgetter(name), args)
-            return np.fromiter((table[text(v)] if v else -1 for v in values), np.int32, count)
-
+        dims, types, stacks = self.dims, self.types, self.stacks
         return {
             "correlation": np.full(count, -1, np.int64),
             "sequence": _integers("sequence", args, count),
             "forward_thread": _integers("forward_thread", args, count),
-            "dims": texts("dims", self.dims, bytes),
-            "types": texts("types", self.types, bytes),
-            "stack": texts("stack", self.stacks, str),
+            "dims": np.array([dims[bytes(v)] if v else -1 for v in map(_dims, args)], np.int32),
+            "types": np.array([types[bytes(v)] if v else -1 for v in map(_types, args)], np.int32),
+            "stack": np.array([stacks[v] if v else -1 for v in map(_stack, args)], np.int32),
         }
 
     def compact(self) -> ColumnBuilder:

@@ -55,23 +55,7 @@ def make_data(folder: Path, images: int, chats: int) -> Path:
         total = sum(pool.map(photograph, tasks, chunksize=8))
     print(f"{images} photographs, {total / images / 1e3:.0f} kB each", flush=True)
     rng = np.random.default_rng(0)
-    words = [
-        "the",
-        "a",
-        "red",
-        "blue",
-        "old",
-        "new",
-        "house",
-        "tree",
-        "person",
-        "street",
-        "light",
-        "table",
-        "left",
-        "right",
-        "above",
-    ]
+    words = ["the", "a", "red", "blue", "house", "tree", "street", "table", "left", "above"]
     lines = []
     for n in range(chats):
         question, answer = (" ".join(rng.choice(words, 140).tolist()) for _ in range(2))

@@ -13,6 +13,7 @@ from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.details import details
 from brim.diagnose.trace.findings import Job, findings, memory_free, share_of
 from brim.diagnose.trace.rank import Rank, Shares
+from brim.diagnose.trace.useful import utilisation
 from brim.diagnose.trace.whatif import gains
 from brim.errors import InputError
 from brim.record.findings import Diagnosis, Entry, Finding, Part, Window, check
@@ -188,7 +189,7 @@ def metrics(job: Job, shares: Shares) -> dict[str, float]:
         out["profiled_step_s"] = statistics.median(walls) * 1e-9
     if job.context.step_s is not None:
         out["step_s"] = job.context.step_s
-    if (mfu := model_flops_utilisation(job.context)) is not None:
+    if (mfu := utilisation(job.ranks[0])) is not None:
         out["mfu"] = mfu
     return out
 
@@ -204,6 +205,11 @@ def notes(job: Job) -> Iterator[str]:
         prefix = f"rank {rank.trace.rank}: " if len(job.ranks) > 1 else ""
         for line in _rank_notes(rank):
             yield prefix + line
+    if job.context.model_flops_per_step is None and utilisation(job.ranks[0]) is not None:
+        yield (
+            "MFU counts matrix products, convolutions and SDPA by their recorded sizes, attention "
+            "in full; work of other libraries' kernels is not in it"
+        )
     lost = {loss.cause: loss for loss in job.ranks[0].losses}
     if "compute.recompute" in lost and memory_free(job) is None:
         yield (

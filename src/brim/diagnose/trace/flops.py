@@ -6,6 +6,7 @@ A multiply-add counts 2.  Bytes are a lower bound: every input and the output to
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -15,6 +16,8 @@ import msgspec
 from brim.diagnose.trace.tables import Bound
 
 Shape = list[int]
+Rule = Callable[[list[Shape]], tuple[int, int]]
+"""Sizes of the inputs → FLOPs and elements of the output."""
 
 _BYTES: Final = {
     "double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "c10::half": 2,
@@ -133,7 +136,17 @@ def _attention(s: list[Shape]) -> tuple[int, int]:
     return 4 * b * h * q * k * d, b * h * q * d
 
 
-_RULES: Final = {
+def _twice(rule: Rule) -> Rule:
+    """A backward: two products of the forward's size; the incoming gradient stands first."""
+
+    def backward(s: list[Shape]) -> tuple[int, int]:
+        flops, output = rule(s[1:])
+        return 2 * flops, 2 * output
+
+    return backward
+
+
+_RULES: Final[dict[str, Rule]] = {
     "mm": _mm,
     "addmm": lambda s: _mm(s[1:]),
     "_scaled_mm": _mm,
@@ -149,4 +162,8 @@ _RULES: Final = {
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_cudnn_attention": _attention,
+    "_scaled_dot_product_flash_attention_backward": _twice(_attention),
+    "_scaled_dot_product_efficient_attention_backward": _twice(_attention),
+    "_scaled_dot_product_cudnn_attention_backward": _twice(_attention),
+    "convolution_backward": _twice(_convolution),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ from brim.data.quarantine import Quarantine, TooManyBadSamples, read_quarantine
 from brim.data.scan import Columns, Scan, scan
 from brim.data.sources import SourceConfig, open_sources
 from brim.data.tokens import ChatTokens
+from brim.errors import BrimError
 
 
 def scanned(
@@ -63,6 +66,49 @@ def test_two_processes_find_what_one_finds(
     two = scanned(write_set(tmp_path / "b", 75), chat_tokens, processes=2)
     for name in ("record", "text", "scored", "tail", "height", "width", "ref_end", "refs"):
         np.testing.assert_array_equal(getattr(one.columns, name), getattr(two.columns, name))
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_is_not_run_again_by_the_helpers(
+    tmp_path: Path, qwen_folder: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('here', flush=True)\n"
+        "import sys; from pathlib import Path\n"
+        "from brim.data import scan\n"
+        "from brim.data.decode import EXACT\n"
+        "from brim.data.quarantine import Quarantine\n"
+        "from brim.data.sources import SourceConfig, open_sources\n"
+        "from brim.data.tokens import ChatTokens\n"
+        "scan._CHUNK = 10\n"
+        "sources = open_sources([SourceConfig(path=sys.argv[1])])\n"
+        "[found] = scan.scan(sources, ChatTokens(Path(sys.argv[2])), EXACT,\n"
+        "    cache=[Path(sys.argv[3])], quarantine=Quarantine(), processes=2)\n"
+        "print(len(found.columns.record))\n"
+    )
+    words = [write_set(tmp_path, 75), qwen_folder, tmp_path]
+    done = subprocess.run(
+        [sys.executable, script, *words], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["here", "75"]
+
+
+def test_a_scanning_process_that_dies_is_an_error_and_no_hang(
+    tmp_path: Path, chat_tokens: ChatTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_module, "_CHUNK", 10)
+    started = scan_module.start
+
+    def short_lived(*names: str) -> Any:
+        process, connection = started(*names)
+        process.kill()
+        process.wait()
+        return process, connection
+
+    monkeypatch.setattr(scan_module, "start", short_lived)
+    with pytest.raises(BrimError, match="process that reads headers and texts died"):
+        scanned(write_set(tmp_path, 75), chat_tokens, processes=2)
 
 
 def test_a_second_scan_is_taken_from_beside_the_data(

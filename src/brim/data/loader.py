@@ -8,10 +8,7 @@ minutes, is taken for their cause and replaced.
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,6 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from brim.data.helper import start
 from brim.data.imagecache import ImageCache
 from brim.data.maker import Maker
 from brim.data.plan import Plan
@@ -217,16 +215,7 @@ class Loader:
 
     def _start(self) -> None:
         config, prepared = self.prepared.config, self.prepared
-        ours, theirs = socket.socketpair()
-        command = "import sys; from brim.data.process import main; main(*map(int, sys.argv[1:]))"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", command, str(theirs.fileno()), str(self.ring.fd)],
-                pass_fds=(theirs.fileno(), self.ring.fd),
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
-            )
-        self._connection = Connection(ours.detach())
+        self._process, self._connection = start("brim.data.process", "main", self.ring.fd)
         cache = None
         if config.image_cache_bytes:
             folder = Path(prepared.sources[0].store.root)
@@ -348,24 +337,3 @@ def _image_cache(folder: Path, budget: int, share: int) -> ImageCache:
 
     beside = folder if folder.is_dir() else Path.cwd()
     return ImageCache(cache_folder(beside) / "images", budget, share=share)
-
-
-def _environment() -> dict[str, str]:
-    """The trainer's, without its GPUs, with one thread per operation and an allocator that keeps
-    its pages: image buffers are megabytes that come and go, and a page fault costs more than a
-    pixel."""
-    env = dict(os.environ)
-    tunables = [t for t in env.get("GLIBC_TUNABLES", "").split(":") if t]
-    if not any("malloc.hugetlb" in t for t in tunables):
-        tunables.append("glibc.malloc.hugetlb=1")
-    env.update(
-        PYTHONPATH=os.pathsep.join(p for p in sys.path if p),
-        CUDA_VISIBLE_DEVICES="",
-        OMP_NUM_THREADS="1",
-        TOKENIZERS_PARALLELISM="false",
-        GLIBC_TUNABLES=":".join(tunables),
-    )
-    env.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
-    env.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
-    env.setdefault("MALLOC_TOP_PAD_", str(1 << 26))
-    return env

@@ -355,13 +355,12 @@ def limit_memory(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def main(connection_fd: int, ring_fd: int) -> None:
-    """Entry of the process; the descriptors are inherited."""
+def main(connection: Connection, ring_fd: int) -> None:
+    """Entry of the process; the descriptor of the ring is inherited."""
     # the trainer decides when to end: on Ctrl+C or SIGTERM it first finishes its step
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
-    connection = Connection(connection_fd)
     job = connection.recv()
     limit_memory(_MEMORY)
     Engine(job, connection, Ring(ring_fd, job.slots, job.slot_bytes)).run()

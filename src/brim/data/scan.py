@@ -14,9 +14,10 @@ import io
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as connections_ready
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -29,11 +30,13 @@ from numpy.typing import NDArray
 from brim.data.chat import Conversation, Image, NothingToLearn, Video, name_of
 from brim.data.decode import DecodePolicy, check_size
 from brim.data.geometry import check_aspect
+from brim.data.helper import start
 from brim.data.lines import Lines
 from brim.data.quarantine import BadSample, Quarantine
 from brim.data.sources import Source
 from brim.data.store import Stamp
 from brim.data.tokens import ChatTokens, Encoded
+from brim.errors import BrimError
 from brim.files import write_atomic
 
 VERSION = 1
@@ -283,16 +286,45 @@ def _sample(number: int, encoded: Encoded, pictures: tuple[_Picture, ...]) -> _S
     return _Sample(number, len(encoded.ids), scored, len(tail), first, pictures)
 
 
-_work: _Work  # of a scanning process, set once
+def serve(connection: Connection) -> None:
+    """Entry of a scanning process: scans the ranges that it is sent, until the connection ends."""
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        work: _Work = connection.recv()
+        while True:
+            connection.send(work.scan(connection.recv()))
 
 
-def _start_process(work: _Work) -> None:
-    global _work
-    _work = work
-
-
-def _scan_in_process(records: range) -> Scan:
-    return _work.scan(records)
+def _scan_in_processes(
+    work: _Work, chunks: Sequence[range], processes: int
+) -> Iterator[tuple[range, Scan]]:
+    """The chunks in their order, scanned by ``processes`` helpers."""
+    helpers = [start(__name__, "serve") for _ in range(min(processes, len(chunks)))]
+    waiting = iter(enumerate(chunks))
+    at: dict[Connection, int] = {}
+    done: dict[int, Scan] = {}
+    try:
+        for _, connection in helpers:
+            connection.send(work)
+            at[connection], chunk = next(waiting)
+            connection.send(chunk)
+        for number, chunk in enumerate(chunks):
+            while number not in done:
+                for ready in connections_ready(list(at)):
+                    assert isinstance(ready, Connection)
+                    done[at.pop(ready)] = ready.recv()
+                    if (following := next(waiting, None)) is not None:
+                        at[ready], _ = following
+                        ready.send(following[1])
+            yield chunk, done.pop(number)
+    except (EOFError, OSError) as error:
+        raise BrimError(
+            f"a process that reads headers and texts died ({error or 'no message'})",
+            hint="its last words, if any, stand above; the kernel's log tells of missing memory",
+        ) from None
+    finally:
+        for process, connection in helpers:
+            connection.close()
+            process.wait()
 
 
 def _scan_source(
@@ -310,12 +342,9 @@ def _scan_source(
             parts.append(work.scan(chunk))
             report(chunk.stop)
         return _joined(parts)
-    with ProcessPoolExecutor(
-        processes, get_context("spawn"), initializer=_start_process, initargs=(work,)
-    ) as pool:
-        for chunk, part in zip(chunks, pool.map(_scan_in_process, chunks), strict=True):
-            parts.append(part)
-            report(chunk.stop)
+    for chunk, part in _scan_in_processes(work, chunks, processes):
+        parts.append(part)
+        report(chunk.stop)
     return _joined(parts)
 
 

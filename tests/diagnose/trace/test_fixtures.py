@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ FIXTURES = sorted((Path(__file__).parents[2] / "fixtures" / "traces").glob("*.js
 
 
 def sweep(events: list[dict[str, Any]]) -> dict[str, int]:
-    """ns with compute, with communication alone, with copies alone; one edge after the other."""
+    """ns with compute, with communication alone, with copies alone; one edge after the other.
+
+    ``ts`` and ``dur`` are µs as integers or decimals: a float would lose nanoseconds.
+    """
     edges: list[tuple[int, int, int]] = []
     for e in events:
         kind = 2 if e["cat"] != "kernel" else int("nccl" in e["name"].lower())
@@ -44,7 +48,7 @@ def test_a_recorded_fault_is_named_and_its_times_are_exact(path: Path) -> None:
     truth = path.name.removesuffix(".json.gz").partition("--")[0]
     found = [finding.cause for finding in diagnosis.findings]
     assert found[:1] == ([] if truth == "healthy" else [truth])
-    document = json.loads(gzip.decompress(path.read_bytes()))
+    document = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
     device = [
         e for e in document["traceEvents"]
         if e.get("ph") == "X" and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")

@@ -171,7 +171,7 @@ def _tracer(modes: list[str]) -> Where | None:
     return None
 
 
-_WORK = {SAVE: "writing checkpoints", LOG: "logging", EVALUATE: "evaluation"}
+_WORK = {SAVE: "saving (checkpoints, images)", LOG: "logging", EVALUATE: "evaluation"}
 
 
 def _periodic(evidence: Evidence) -> list[Clue]:

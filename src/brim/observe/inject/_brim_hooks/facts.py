@@ -31,14 +31,16 @@ _PACKAGES = (
 
 def header() -> dict[str, Any]:
     """The first line of a process's step file."""
+    from _brim_hooks import recorder
+
     return {
         "kind": "header",
         "version": VERSION,
         "pid": os.getpid(),
         "ppid": os.getppid(),
-        "rank": _number("RANK", 0),
+        "rank": recorder.rank(),
         "local_rank": _number("LOCAL_RANK", 0),
-        "world": _number("WORLD_SIZE", 1),
+        "world": (recorder.distributed() or (0, _number("WORLD_SIZE", 1)))[1],
         "t": time.perf_counter(),
         "python": platform.python_version(),
         "versions": versions(),

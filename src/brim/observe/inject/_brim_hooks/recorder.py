@@ -82,8 +82,19 @@ def guarded(hook: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def distributed() -> "tuple[int, int] | None":
+    """(rank, world) of an initialised process group; processes may be started without RANK."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized():
+        return None
+    return module.get_rank(), module.get_world_size()
+
+
 def rank() -> int:
-    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+    group = distributed()
+    if group is not None:
+        return group[0]
+    for name in ("RANK", "BRIM_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         value = os.environ.get(name, "")
         if value.isdigit():
             return int(value)
@@ -140,6 +151,7 @@ class Recorder:
         self.plan: Any = None  # of :mod:`_brim_hooks.window`
         self.loaded = False  # a torch DataLoader feeds this process
         self.evaluating: int | None = None  # backward passes when the model was set to eval()
+        os.environ["BRIM_RANK"] = str(rank())  # for the loader's workers
         stem = "rank%d" % rank()
         self.file = Appender("steps.%s.%d.jsonl" % (stem, os.getpid()))
         self.file.line(facts.header())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from brim.errors import GOOD, OVER_THRESHOLD, InputError, UsageError
+from brim.errors import GOOD, OVER_THRESHOLD, BrimError, InputError, UsageError
 
 if TYPE_CHECKING:
     from brim.record.findings import Diagnosis
@@ -22,7 +23,7 @@ class Command:
         parser.add_argument("what", nargs="*", metavar="RUN_DIR|TRACE")
         parser.add_argument("--steps", type=_positive, default=100, help="steps to measure (100)")
         parser.add_argument(
-            "--warmup", type=int, help="steps to leave out first (found by itself)", metavar="N"
+            "--warmup", type=_count, help="steps to leave out first (found by itself)", metavar="N"
         )
         parser.add_argument(
             "--stop", action="store_true", help="end the job (SIGTERM) once it is measured"
@@ -68,15 +69,24 @@ class Command:
         return code
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a number of steps")
+    return int(text)
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _count(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number of steps")
     return value
 
 
 def _share(text: str) -> float:
-    value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no share: give 0.2 or 20%")
     return value
@@ -102,11 +112,12 @@ def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
     A job that runs on after its steps were measured has its verdict printed at once.
     """
     from brim import __version__
-    from brim.cli.measured import Early, host_facts, judge
+    from brim.cli.measured import Early, host_facts
     from brim.observe import launch
     from brim.observe.devices import Sampler
     from brim.record import run as runs
 
+    _check_outputs(args)
     command = launch.resolve(args.command)
     folder = _folder(args, host_facts(), __version__)
     print(f"brim: watching, records in {folder}", file=sys.stderr)
@@ -121,9 +132,29 @@ def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
         code = launch.run(command, launch.environment(folder, options), stop)
     runs.finish(folder, exit_code=code, wall_s=time.monotonic() - begin)
     if early.found is None:
-        early.found = judge(folder, warmup=args.warmup)
-        _show(early.found, args, sys.stderr)
+        early.found = _judged(folder, args, code)
     return (GOOD if args.stop and early.told.is_set() else code), early.found
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """A file that cannot be written is said before the job runs for hours, not after."""
+    for path in filter(None, (args.json, args.html)):
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: there is no folder {path.parent}")
+
+
+def _judged(folder: Path, args: argparse.Namespace, code: int) -> Diagnosis:
+    """The verdict after the job's end; what goes wrong with it never hides the job's own code."""
+    from brim.cli.measured import judge
+
+    try:
+        found = judge(folder, warmup=args.warmup)
+        _show(found, args, sys.stderr)
+    except BrimError as error:
+        if code != GOOD:
+            error.exit_code = code
+        raise
+    return found
 
 
 def _folder(args: argparse.Namespace, host: dict[str, object], version: str) -> Path:

@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from brim import __version__
-from brim.errors import FAILED, BrimError
+from brim.errors import FAILED, WRONG_USAGE, BrimError
 
 
 class Verb(Protocol):
@@ -41,9 +41,16 @@ examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in two lines; the whole usage is a --help away."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n  see {self.prog} --help\n")
+
+
 def _parser(verb: str | None) -> tuple[argparse.ArgumentParser, Verb | None]:
     """The parser, with the arguments of ``verb`` alone: other verbs are not imported."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="brim",
         description="Finds what a GPU loses while it trains, says the fix and proves the gain.",
         epilog=_EPILOG,

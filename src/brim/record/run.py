@@ -86,11 +86,11 @@ def is_measured(folder: Path) -> bool:
 
 
 def finish(folder: Path, *, exit_code: int, wall_s: float) -> None:
-    """Add what only the end knows to ``run.json``; a full disk leaves it as it was."""
-    path = folder / "run.json"
-    info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
-    info.exit_code, info.wall_s = exit_code, wall_s
-    with contextlib.suppress(OSError):
+    """Add what only the end knows to ``run.json``; a full disk leaves it as it was, and a folder
+    that the job removed stays removed."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        info = msgspec.json.decode((folder / "run.json").read_bytes(), type=RunInfo)
+        info.exit_code, info.wall_s = exit_code, wall_s
         save_info(folder, info)
 
 

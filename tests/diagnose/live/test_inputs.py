@@ -73,6 +73,9 @@ BUSY: dict[str, Any] = {}  # workers that compute all the time, one thread each
          machine()),
         # no workers, and the process is off its core while it loads
         ("input.storage", {"input_main": 0.06, "input_cpu": 0.006}, None, machine()),
+        # off its core for want of one: a busy machine is no storage
+        ("input.main-process", {"input_main": 0.06, "input_cpu": 0.01, "run_delay": 0.08}, None,
+         machine()),
         # workers without records
         ("input.workers", {}, None, machine()),
     ],

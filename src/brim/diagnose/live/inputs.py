@@ -138,10 +138,13 @@ def _main_process(evidence: Evidence, waited: float) -> Clue:
     waits for; more workers are the cure either way."""
     total = evidence.total
     on_core = total.input_cpu / waited if waited else 1.0
+    # What the thread waited for a core is not known by phase: its share of the time is taken.
+    runnable = on_core + (total.run_delay or 0.0) / evidence.wall
     places = [s for s in evidence.sites if s.stack.phase == "input"]
     top = places[0] if places else None
     doing = f", most of it in {function_of(top.stack)}" if top else ""
-    cause = "input.main-process" if on_core >= 0.3 else "input.storage"
+    blocked = runnable < 0.3
+    cause = "input.storage" if blocked else "input.main-process"
     stage = f"per step: getitem {duration(total.getitem / len(evidence.chosen.steps))}"
     return Clue(
         cause=cause,
@@ -153,7 +156,7 @@ def _main_process(evidence: Evidence, waited: float) -> Clue:
             f"the thread computed {percent(min(1.0, on_core))} of that time",
         ),
         where=where(site(top.stack)) if top else None,
-        facts={"batch_s": waited / max(1, total.batches), "blocked": int(on_core < 0.3)},
+        facts={"batch_s": waited / max(1, total.batches), "blocked": int(blocked)},
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,34 +42,33 @@ def model_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     return folder
 
 
-@pytest.fixture(autouse=True)
-def one_tokenizer(monkeypatch: pytest.MonkeyPatch, chat_tokens: dict[str, ChatTokens]) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def one_tokenizer() -> Iterator[None]:
     """Reading the tokenizer and checking its template takes seconds, the same in every run."""
     read = ChatTokens.of_model
+    known: dict[str, ChatTokens] = {}
 
     def remembered(model: Any) -> ChatTokens:
-        if str(model) not in chat_tokens:
-            chat_tokens[str(model)] = read(model)
-        return chat_tokens[str(model)]
+        if str(model) not in known:
+            known[str(model)] = read(model)
+        return known[str(model)]
 
-    monkeypatch.setattr(ChatTokens, "of_model", remembered)
-
-
-@pytest.fixture(scope="module")
-def chat_tokens() -> dict[str, ChatTokens]:
-    return {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChatTokens, "of_model", remembered)
+        yield
 
 
-@pytest.fixture
-def config(tmp_path: Path, model_folder: Path) -> Path:
-    write_set(tmp_path / "photos", 12)
-    path = tmp_path / "sft.toml"
+def write_config(folder: Path, model_folder: Path) -> Path:
+    write_set(folder / "photos", 12)
+    path = folder / "sft.toml"
     path.write_text(
-        f"""output_dir = "{tmp_path / "out"}"
+        f"""output_dir = "{folder / "out"}"
 [model]
 path = "{model_folder}"
 [optimizer]
 learning_rate = 0.01
+lr_scheduler_type = "constant"
+warmup_ratio = 0
 [train]
 max_steps = 3
 save_steps = 2
@@ -81,50 +83,75 @@ sources = ["photos/train.jsonl"]
     return path
 
 
+@pytest.fixture
+def config(tmp_path: Path, model_folder: Path) -> Path:
+    return write_config(tmp_path, model_folder)
+
+
+@dataclass
+class Done:
+    folder: Path
+    code: int
+    said: str
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "out"
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, one_tokenizer: None
+) -> Done:
+    """A run of three steps with an evaluation."""
+    folder = tmp_path_factory.mktemp("whole")
+    path = write_config(folder, model_folder)
+    heard = io.StringIO()
+    with contextlib.redirect_stderr(heard):
+        code = main(["train", str(path)])
+    return Done(folder, code, heard.getvalue())
+
+
+def losses(output: Path) -> list[float]:
+    """Of the newest run in ``output``."""
+    records = max((output / "records").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+    lines = (records / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines if '"loss"' in line]
+
+
 def test_photographs_on_disk_become_a_trained_model_that_transformers_opens(
-    config: Path, model_folder: Path, capfd: pytest.CaptureFixture[str]
+    whole: Done, model_folder: Path
 ) -> None:
-    assert main(["train", str(config)]) == 0
-    said = capfd.readouterr().err
-    assert "attention     math: no CUDA device" in said
-    assert "evaluation loss" in said
-    out = config.parent / "out"
-    trained, before = load(out / "model"), load(model_folder)
+    assert whole.code == 0
+    assert "attention     math: no CUDA device" in whole.said
+    assert "evaluation loss" in whole.said
+    trained, before = load(whole.output / "model"), load(model_folder)
     assert not torch.equal(trained.embedding.weight, before.embedding.weight)
-    assert (out / "model" / "tokenizer.json").exists()
-    (records,) = (out / "records").iterdir()
+    (records,) = (whole.output / "records").iterdir()
     run = read_run(records)
     assert run.info.exit_code == 0
     steps = run.processes[0].steps
     assert [step.n for step in steps] == [0, 1, 2]
     assert all(step.images > 0 and step.tokens + step.pad_tokens == 640 for step in steps)
-    losses = [step.loss for step in steps]
-    assert losses[-1] is not None and losses[0] is not None and losses[-1] < losses[0]
+    found = losses(whole.output)
+    assert found[-1] < found[0]
 
     from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-    theirs = Qwen3VLForConditionalGeneration.from_pretrained(out / "model")
+    theirs = Qwen3VLForConditionalGeneration.from_pretrained(whole.output / "model")
     assert theirs.config.text_config.num_hidden_layers == 2
-    assert AutoTokenizer.from_pretrained(out / "model").encode("<|im_end|>") == [151645]
+    assert AutoTokenizer.from_pretrained(whole.output / "model").encode("<|im_end|>") == [151645]
 
 
-def test_a_longer_run_continues_the_shorter_one_with_the_same_losses(config: Path) -> None:
-    def losses(output: str, *settings: str) -> list[float]:
-        words = [word for s in settings for word in ("--set", s)]
-        folder = config.parent / output
-        place = f"output_dir={folder}"
-        # the schedule must not depend on where a run was cut
-        constant = ("optimizer.lr_scheduler_type=constant", "optimizer.warmup_ratio=0")
-        fixed = [word for s in (place, *constant, "eval.sources=[]") for word in ("--set", s)]
-        before = set((folder / "records").glob("*"))
-        assert main(["train", str(config), *fixed, *words]) == 0
-        (records,) = set((folder / "records").glob("*")) - before
-        lines = (records / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["loss"] for line in lines]
-
-    whole = losses("whole")
-    first = losses("cut", "train.max_steps=2")
-    assert first + losses("cut") == whole
+def test_a_run_that_was_cut_continues_with_the_losses_of_the_whole_one(
+    whole: Done, config: Path
+) -> None:
+    words = ["train", str(config), "--set", "eval.sources=[]"]
+    assert main([*words, "--set", "train.max_steps=2"]) == 0
+    output = config.parent / "out"
+    first = losses(output)
+    assert main(words) == 0
+    assert first + losses(output) == losses(whole.output)
 
 
 def test_the_largest_row_of_the_plan_bounds_every_row_that_is_loaded(

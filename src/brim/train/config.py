@@ -16,6 +16,7 @@ from brim.model.kernels import ACTIVATION_BUDGET
 from brim.model.parts import PARTS
 from brim.model.precision import RECIPES, SCOPES
 from brim.train import tables
+from brim.train.trackers import TRACKERS
 
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -139,6 +140,8 @@ class TrainTable:
     """Checkpoints kept; at least two."""
     eval_steps: int = 0
     """0: no evaluation while training."""
+    report_to: tuple[str, ...] = ()
+    """tensorboard, wandb, mlflow: beside metrics.jsonl, which is always written."""
     max_bad_steps: int = 5
     """Updates skipped in a row (loss or gradient not finite) before going back a checkpoint."""
     resume: bool = True
@@ -149,6 +152,8 @@ class TrainTable:
         _at_least(0, train=self, names=names)
         _at_least(1, train=self, names=("num_train_epochs", "logging_steps", "max_bad_steps"))
         _at_least(2, train=self, names=("save_total_limit",))
+        for name in self.report_to:
+            _one_of("train.report_to", name, tuple(TRACKERS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from brim import __version__
 from brim.hardware.gpus import Gpu, identify
 from brim.record import run as run_directory
 from brim.record.steps import Header, Step
+from brim.train.trackers import Trackers
 
 PEAK_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -26,8 +27,18 @@ class Records:
     Each line is flushed as it is written; a full disk costs records, never the run.
     """
 
-    def __init__(self, root: Path, command: list[str], device: torch.device) -> None:
+    def __init__(
+        self,
+        root: Path,
+        command: list[str],
+        device: torch.device,
+        *,
+        report_to: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
         self.folder = run_directory.create(root, command, _host(device), __version__)
+        self._trackers = Trackers(report_to, self.folder, settings or {}, say)
         self.lost = 0
         self._began = time.monotonic()
         self._steps = (self.folder / "steps.rank0.jsonl").open("ab", buffering=0)
@@ -39,8 +50,10 @@ class Records:
 
     def metrics(self, values: Mapping[str, Any]) -> None:
         self._write(self._metrics, values)
+        self._trackers.log(int(values.get("step", 0)), values)
 
     def close(self, exit_code: int, why: str) -> None:
+        self._trackers.close()
         self._write(self._steps, {"kind": "footer", "why": why})
         run_directory.finish(
             self.folder, exit_code=exit_code, wall_s=time.monotonic() - self._began

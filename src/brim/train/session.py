@@ -27,6 +27,7 @@ from brim.train.loop import Progress, Trainer
 from brim.train.records import Records, peak_flops
 from brim.train.source import LoadedRows, one_row_at_a_time
 from brim.train.step import TrainStep
+from brim.train.tables import flat
 from brim.units import size
 
 USABLE = 0.94
@@ -73,7 +74,14 @@ def start(
     torch.backends.cudnn.allow_tf32 = choices.tf32.value
     folder = _folder(config.model)
     output = Path(config.output_dir)
-    records = Records(output / "records", command, device)
+    records = Records(
+        output / "records",
+        command,
+        device,
+        report_to=config.train.report_to,
+        settings=flat(config),
+        say=say,
+    )
     rows = _rows(config, folder, device, records.folder, scanned)
     model = _model(config, folder, choices, device)
     if device.type == "cuda" and choices.compile.value:

@@ -128,6 +128,18 @@ def _dump(config: Any, where: str) -> Iterator[str]:
             yield from _dump(item, f"{where}{name}.")
 
 
+def flat(config: Any, where: str = "") -> dict[str, Any]:
+    """``{"optimizer.learning_rate": 1e-05, …}``, values that are numbers, truths or texts."""
+    found: dict[str, Any] = {}
+    for field in fields(config):
+        value, name = getattr(config, field.name), f"{where}{field.name}"
+        if is_dataclass(value):
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = value if isinstance(value, int | float | str) else str(value)
+    return found
+
+
 def _is_tables(value: Any) -> bool:
     return isinstance(value, tuple) and bool(value) and all(is_dataclass(v) for v in value)
 

@@ -17,6 +17,7 @@ math       masked product, O(T²) memory: any device; the reference
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -192,16 +193,14 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _fa4_setup(ctx: object, inputs: tuple[object, ...], output: tuple[object, ...]) -> None:
-    *tensors, longest, causal = inputs
-    ctx.save_for_backward(*tensors, *output)  # type: ignore[attr-defined]
-    ctx.longest, ctx.causal = longest, causal  # type: ignore[attr-defined]
+def _fa4_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    *tensors, ctx.longest, ctx.causal = inputs
+    ctx.save_for_backward(*tensors, *output)
 
 
-def _fa4_grad(ctx: object, grad: torch.Tensor, _lse: torch.Tensor) -> tuple[object, ...]:
-    q, k, v, cu_seqlens, out, lse = ctx.saved_tensors  # type: ignore[attr-defined]
-    longest, causal = ctx.longest, ctx.causal  # type: ignore[attr-defined]
-    grads = _fa4_backward(grad.contiguous(), q, k, v, out, lse, cu_seqlens, longest, causal)
+def _fa4_grad(ctx: Any, grad: torch.Tensor, _lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, cu_seqlens, out, lse = ctx.saved_tensors
+    grads = _fa4_backward(grad.contiguous(), q, k, v, out, lse, cu_seqlens, ctx.longest, ctx.causal)
     return (*grads, None, None, None)
 
 

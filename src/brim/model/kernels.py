@@ -17,7 +17,7 @@ no GPU     float32     math          no       no         no
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -101,12 +101,11 @@ def choose(
     )
 
 
-def _asked(field: str, value: str | None, known: dict[str, object] | object) -> Choice[str] | None:
+def _asked(field: str, value: str | None, known: Collection[str]) -> Choice[str] | None:
     if value is None:
         return None
-    if value not in known:  # type: ignore[operator]
-        names = ", ".join(known)  # type: ignore[arg-type]
-        raise ConfigError(f"{field} is {value!r}", hint=f"one of {names}")
+    if value not in known:
+        raise ConfigError(f"{field} is {value!r}", hint=f"one of {', '.join(known)}")
     return Choice(value, "as configured")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ from brim.data.tokens import ChatTokens
 
 
 @pytest.fixture(scope="session")
-def qwen_folder(pytestconfig: pytest.Config) -> Path:
+def qwen_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with Qwen's tokenizer; building it takes ten seconds, so it is kept."""
-    folder = Path(pytestconfig.cache.mkdir("qwen-tokenizer"))
-    if not (folder / "tokenizer_config.json").exists():
-        qwen.build(folder)
+    cache = getattr(pytestconfig, "cache", None)  # absent with -p no:cacheprovider
+    folder = Path(cache.mkdir("qwen-tokenizer")) if cache else tmp_path_factory.mktemp("qwen")
+    with (folder / "lock").open("w") as lock:  # parallel test processes share the folder
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "tokenizer_config.json").exists():
+            qwen.build(folder)
     return folder
 
 

@@ -167,8 +167,15 @@ def test_host_samples_without_a_reading_are_absent_and_not_zero() -> None:
 
 
 def test_memory_pressure_comes_from_the_hosts_own_figures() -> None:
-    of = run(process(steps(50, samples=WORKS)), recording=_recording(psi={"memory.some": 0.4}))
+    stalled = _recording(psi={"memory.some": 0.4}, swap_in_bytes_s=1e6)
+    of = run(process(steps(50, samples=WORKS)), recording=stalled)
     assert [f.cause for f in _diagnose(of).findings] == ["memory.pressure"]
+
+
+def test_a_neighbours_memory_stalls_are_not_the_jobs_where_memory_is_plenty() -> None:
+    stalled = _recording(psi={"memory.some": 0.4}, memory_available_bytes=18 << 30)
+    of = run(process(steps(50, samples=WORKS)), recording=stalled)
+    assert _diagnose(of).findings == []
 
 
 def test_a_cgroups_throttling_reaches_the_rules() -> None:

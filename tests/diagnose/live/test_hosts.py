@@ -150,7 +150,7 @@ EVALUATE = stack("10", *FORWARD.frames[:-1], (TRAIN, "evaluate", 60, "model(x)")
 
 @pytest.mark.parametrize(
     ("number", "doing", "line"),
-    [("8", "writing checkpoints", 55), ("9", "logging", 66), ("10", "evaluation", 30)],
+    [("8", "saving (checkpoints, images)", 55), ("9", "logging", 66), ("10", "evaluation", 30)],
 )
 def test_work_that_stops_training_now_and_then_says_what_it_is_and_how_often(
     number: str, doing: str, line: int

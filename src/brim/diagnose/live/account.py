@@ -151,11 +151,21 @@ def _machine(run: Run, evidences: Sequence[Evidence]) -> Machine:
     )
 
 
+LITTLE_MEMORY = 0.1
+"""Free share of the host's memory under which it is called short."""
+
+
 def _memory_stall(run: Run, evidences: Sequence[Evidence]) -> float | None:
-    stalls = [
-        s.psi["memory.some"] for s in _hosts(run, evidences) if s.psi and "memory.some" in s.psi
-    ]
-    return statistics.fmean(stalls) if stalls else None
+    """Share of the window in which some task waited for memory; None where the host has plenty of
+    it and swaps nothing in: the kernel's figure is about everything that runs on the machine."""
+    rows = [s for s in _hosts(run, evidences) if s.psi and "memory.some" in s.psi]
+    whole = run.info.host.get("memory")
+    short = any(
+        (s.swap_in_bytes_s or 0) > 0
+        or (whole and (s.memory_available_bytes or whole) < LITTLE_MEMORY * whole)
+        for s in rows
+    )
+    return statistics.fmean(s.psi["memory.some"] for s in rows if s.psi) if short else None
 
 
 def _memory_free(run: Run, evidence: Evidence) -> float | None:

@@ -238,7 +238,7 @@ def _storage(evidence: Evidence, workers: Workers, waited: float) -> Clue:
 def _cpu(evidence: Evidence, workers: Workers, machine: Machine, waited: float) -> Clue:
     """The workers compute, or want to."""
     allowed = min(machine.usable, workers.cores or machine.usable)
-    used = _used(evidence, workers)
+    used = max(_used(evidence, workers), machine.job or 0.0)  # other ranks use the same cores
     # a worker that is runnable without a core proves that none is left, whoever has it
     left = allowed - used - workers.starved * workers.busy * workers.active
     lines = [

@@ -144,11 +144,15 @@ class TrainTable:
     """tensorboard, wandb, mlflow: beside metrics.jsonl, which is always written."""
     max_bad_steps: int = 5
     """Updates skipped in a row (loss or gradient not finite) before going back a checkpoint."""
+    hang_timeout_s: float = 1800.0
+    """Without a step for so long a run counts as hung: its stacks are written and it is ended.
+    0: never."""
     resume: bool = True
     """Continue from the newest valid checkpoint in output_dir."""
 
     def __post_init__(self) -> None:
-        names = ("max_steps", "gradient_accumulation_steps", "save_steps", "eval_steps", "seed")
+        names = ("max_steps", "gradient_accumulation_steps", "save_steps", "eval_steps", "seed",
+                 "hang_timeout_s")  # fmt: skip
         _at_least(0, train=self, names=names)
         _at_least(1, train=self, names=("num_train_epochs", "logging_steps", "max_bad_steps"))
         _at_least(2, train=self, names=("save_total_limit",))

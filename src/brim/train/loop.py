@@ -25,6 +25,7 @@ from brim.train.records import Records
 from brim.train.schedule import learning_rate
 from brim.train.signals import StopRequest
 from brim.train.step import Outcome, TrainStep
+from brim.train.watchdog import Watchdog
 from brim.train.window import ProfilerWindow
 
 
@@ -130,12 +131,22 @@ class Trainer:
     def run(self) -> bool:
         """Train to the end (True) or until a signal asks to stop (False); then save."""
         self._resume()
+        timeout = self.config.train.hang_timeout_s
+        watchdog = Watchdog(self.records.folder, timeout) if timeout else None
+        try:
+            return self._run(watchdog.beat if watchdog else lambda: None)
+        finally:
+            if watchdog:
+                watchdog.close()
+
+    def _run(self, beat: Callable[[], None]) -> bool:
         with StopRequest() as stop:
             self._window = _Window()
             self._last_end = time.monotonic()
             while self.done < self.steps and not stop.asked:
                 self._one()
                 self._periodic()
+                beat()
                 if self.done == self.steps:
                     # results on their way may still send the run back
                     self._arrived(self._readback.drain())

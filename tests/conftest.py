@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no fault of an example; no test here is about time.
+settings.register_profile("brim", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("brim")
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"

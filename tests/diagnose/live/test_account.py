@@ -167,7 +167,7 @@ def test_host_samples_without_a_reading_are_absent_and_not_zero() -> None:
 
 
 def test_memory_pressure_comes_from_the_hosts_own_figures() -> None:
-    stalled = _recording(psi={"memory.some": 0.4}, swap_in_bytes_s=1e6)
+    stalled = _recording(psi={"memory.some": 0.4}, swap_in_bytes_s=2e6)
     of = run(process(steps(50, samples=WORKS)), recording=stalled)
     assert [f.cause for f in _diagnose(of).findings] == ["memory.pressure"]
 

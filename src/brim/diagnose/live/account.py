@@ -153,6 +153,8 @@ def _machine(run: Run, evidences: Sequence[Evidence]) -> Machine:
 
 LITTLE_MEMORY = 0.1
 """Free share of the host's memory under which it is called short."""
+SWAPPING = 1e6
+"""Bytes a second that come back from swap, from which on it is called short too."""
 
 
 def _memory_stall(run: Run, evidences: Sequence[Evidence]) -> float | None:
@@ -160,11 +162,9 @@ def _memory_stall(run: Run, evidences: Sequence[Evidence]) -> float | None:
     it and swaps nothing in: the kernel's figure is about everything that runs on the machine."""
     rows = [s for s in _hosts(run, evidences) if s.psi and "memory.some" in s.psi]
     whole = run.info.host.get("memory")
-    short = any(
-        (s.swap_in_bytes_s or 0) > 0
-        or (whole and (s.memory_available_bytes or whole) < LITTLE_MEMORY * whole)
-        for s in rows
-    )
+    swapped = statistics.fmean((s.swap_in_bytes_s or 0.0) for s in rows) if rows else 0.0
+    least = min((s.memory_available_bytes or whole or 0 for s in rows), default=0)
+    short = swapped > SWAPPING or bool(whole and least < LITTLE_MEMORY * whole)
     return statistics.fmean(s.psi["memory.some"] for s in rows if s.psi) if short else None
 
 

@@ -175,7 +175,7 @@ def _handoff(evidence: Evidence, workers: Workers | None, waited: float) -> Clue
         cause="input.handoff",
         seconds=waited,
         evidence=tuple(lines),
-        report_from=REPORTED_FROM if dear else PRICE,
+        report_from=REPORTED_FROM if dear else 2 * PRICE,
     )
 
 

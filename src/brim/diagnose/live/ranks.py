@@ -28,6 +28,22 @@ class Waits:
 
     work: list[list[float]]
     wait: list[list[float]]
+    delay: list[list[float]]
+    """Of the work: runnable, without a core.  Ranks of one host take the cores from each other,
+    and that a rank was not let run says nothing about its data or its device."""
+
+    def alone(self, rank: int) -> float:
+        """Seconds that a rank waited for a later one, beyond what the last one waited too, and not
+        because the later one had no core."""
+        total = 0.0
+        for step in range(len(self.wait[rank])):
+            late = max(range(len(self.work)), key=lambda r: self.work[r][step])
+            beyond = self.wait[rank][step] - min(row[step] for row in self.wait)
+            later = self.work[late][step] - self.work[rank][step]
+            starved = self.delay[late][step] - self.delay[rank][step]
+            if later > 0:
+                total += beyond * (1.0 - min(1.0, max(0.0, starved / later)))
+        return total
 
     def share(self, rank: int) -> float:
         total = sum(self.work[rank]) + sum(self.wait[rank])
@@ -43,7 +59,8 @@ def waits(evidences: Sequence[Evidence]) -> Waits:
         [max(0.0, s.wall - w) for s, w in zip(row, ws, strict=True)]
         for row, ws in zip(rows, wait, strict=True)
     ]
-    return Waits(work=work, wait=wait)
+    delay = [[s.run_delay or 0.0 for s in row] for row in rows]
+    return Waits(work=work, wait=wait, delay=delay)
 
 
 def _waiting(step: Step) -> float:
@@ -65,9 +82,9 @@ def clues(evidences: Sequence[Evidence]) -> list[list[Clue]]:
     common = [min(row) for row in zip(*seen.wait, strict=True)]
     transport, straggling = _transport(evidences), _straggling(evidences, seen)
     found: list[list[Clue]] = []
-    for evidence, wait in zip(evidences, seen.wait, strict=True):
-        together = sum(common)
-        alone = sum(wait) - together
+    together = sum(common)
+    for position, evidence in enumerate(evidences):
+        alone = seen.alone(position)
         rank = f"rank {evidence.rank} waited"
         made = [
             _clue(transport, together, f"{rank} {duration(together)} for transfers"),

@@ -161,9 +161,11 @@ def _memory_stall(run: Run, evidences: Sequence[Evidence]) -> float | None:
     """Share of the window in which some task waited for memory; None where the host has plenty of
     it and swaps nothing in: the kernel's figure is about everything that runs on the machine."""
     rows = [s for s in _hosts(run, evidences) if s.psi and "memory.some" in s.psi]
+    if not rows:
+        return None
     whole = run.info.host.get("memory")
-    swapped = statistics.fmean((s.swap_in_bytes_s or 0.0) for s in rows) if rows else 0.0
-    least = min((s.memory_available_bytes or whole or 0 for s in rows), default=0)
+    swapped = statistics.fmean(s.swap_in_bytes_s or 0.0 for s in rows)
+    least = min(s.memory_available_bytes or whole or 0 for s in rows)
     short = swapped > SWAPPING or bool(whole and least < LITTLE_MEMORY * whole)
     return statistics.fmean(s.psi["memory.some"] for s in rows if s.psi) if short else None
 

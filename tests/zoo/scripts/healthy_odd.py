@@ -58,7 +58,7 @@ def recurrent(steps: int) -> None:
     head = nn.Linear(64, 40)
     optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=1e-3)
     loader = DataLoader(
-        TensorDataset(torch.randn(steps * 16, 160, 32)), batch_size=16, num_workers=1
+        TensorDataset(torch.randn(steps * 48, 160, 32)), batch_size=48, num_workers=1
     )
     for (lines,) in loader:
         outputs, _ = model(lines)
@@ -86,7 +86,7 @@ def varied(steps: int) -> None:
 
 LOOPS = {
     "adversarial": (adversarial, 120), "by-hand": (by_hand, 120), "plain": (plain_update, 120),
-    "recurrent": (recurrent, 120), "varied": (varied, 90),
+    "recurrent": (recurrent, 80), "varied": (varied, 90),
 }  # fmt: skip
 
 

@@ -199,3 +199,25 @@ def test_at_most_one_copy_is_under_way_and_closing_waits_for_it() -> None:
 
 def test_nothing_to_evaluate_on_gives_no_rows(rows: LoadedRows) -> None:
     assert list(rows.evaluation()) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_rows_arrive_whole_from_slots_that_are_reused_and_from_a_ring_after_a_ring() -> (
+    None
+):
+    device = torch.device("cuda")
+    for round_trip in range(3):  # a new ring may land where the last one was
+        transfer = Transfer(device)
+        found, expected = [], []
+        for seed in range(6):
+            row, slot, batch = placed(100 * round_trip + seed)
+            found.append(transfer(row, slot))  # type: ignore[arg-type]
+            expected.append(batch)
+            torch.cuda.synchronize()
+            transfer._release()
+            assert row.released == 1
+            slot[:] = 255
+        transfer.close()
+        for a, b in zip(found, expected, strict=True):
+            assert all(torch.equal(getattr(a, n).cpu(), getattr(b, n)) for n in TENSORS)

@@ -191,8 +191,11 @@ import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
 """
 CHECKS = """
+import time
+
 def in_step(n):
-    if n == 12:
+    time.sleep(0.03)
+    if n == 30:
         from _brim_hooks import recorder
         assert recorder.off and recorder.current is None, "the hooks still run"
         sys.exit(7)
@@ -204,12 +207,12 @@ def test_a_full_disk_leaves_output_and_exit_code_as_they_were(
     hooked: Hooked, job: Callable[..., Path], tmp_path: Path, trouble: str
 ) -> None:
     """The device of the records is always full; or a limit comes in the middle of a line."""
-    done = hooked(argv=[str(job(trouble + CHECKS))])
+    done = hooked(argv=[str(job(trouble + CHECKS, steps=30))])
     assert done.returncode == 7, done.stderr
     assert "Traceback" not in done.stderr
     if trouble is LIMIT:  # what was written before is whole
         (process,) = _processes(tmp_path)
-        assert 0 < len(process.steps) < 12
+        assert 0 < len(process.steps) < 30
         assert process.footer is None
 
 
@@ -217,9 +220,10 @@ def test_a_killed_job_leaves_all_steps_before_its_death(
     hooked: Hooked, job: Callable[..., Path], tmp_path: Path
 ) -> None:
     extra = """
-        import signal
+        import signal, time
         def in_step(n):
             if n == 9:
+                time.sleep(0.5)  # what was a moment ago is written
                 os.kill(os.getpid(), signal.SIGKILL)
     """
     done = hooked(argv=[str(job(extra))])

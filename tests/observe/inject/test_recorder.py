@@ -109,6 +109,24 @@ def test_steps_hold_wall_and_cpu_of_the_training_thread(recorder: Any, tmp_path:
     assert idle.cpu < 0.04 <= 0.05 <= idle.wall
 
 
+def test_steps_are_written_by_the_samplers_thread_and_at_the_latest_when_many_wait(
+    recorder: Any, tmp_path: Path
+) -> None:
+    rec = _recorder(recorder)
+    rec.tick("opt0")
+    path = next(tmp_path.glob("steps.*.jsonl"))
+    end = time.monotonic() + 10
+    while len(_lines(path)) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(_lines(path)) == 2
+    rec.sampler.stop()
+    for _ in range(recorder.PENDING - 1):
+        rec.tick("opt0")
+    assert len(_lines(path)) == 2
+    rec.tick("opt0")
+    assert [line["n"] for line in _lines(path)[1:]] == list(range(recorder.PENDING + 1))
+
+
 def test_a_restart_leaves_out_the_time_that_was_brims_own(recorder: Any, tmp_path: Path) -> None:
     rec = _recorder(recorder)
     rec.add("gc", 1.0)
@@ -208,7 +226,7 @@ def test_the_cpu_clock_is_the_threads_own(recorder: Any) -> None:
 def test_ranks_are_told_by_the_launchers_variables(
     recorder: Any, env: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+    for name in ("RANK", "BRIM_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)

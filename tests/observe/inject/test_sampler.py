@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ class _Owner:
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.phase = ""
+
+    def write(self) -> None: ...
 
 
 @pytest.fixture
@@ -114,6 +118,27 @@ def test_a_training_thread_that_has_ended_is_no_error(recorder: Any, sampler: An
     sampler._sample(0.025, 0.0)
     assert sampler.take() == {}
     assert recorder._failures == {}
+
+
+def test_looking_keeps_nothing_of_the_job_alive(sampler: Any) -> None:
+    class Big:
+        pass
+
+    def step() -> weakref.ref[Big]:
+        big = Big()
+        _spin(0.2)
+        return weakref.ref(big)
+
+    gc.collect()
+    gc.disable()
+    try:
+        sampler.start()
+        held = step()
+        sampler.stop()
+        assert sampler.take()
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_no_thread_is_left_after_stop_and_the_end_of_measuring_ends_it(

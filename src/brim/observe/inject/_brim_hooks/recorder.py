@@ -3,6 +3,9 @@
 Every line is one ``write`` of one JSON object to a file opened for appending: a reader after
 SIGKILL sees whole lines and at most one cut one.  After the first failure to write (a full disk,
 say) nothing more is written, and brim leaves the process at its next step; the job never notices.
+
+A step only hands its sums over: the sampler's thread makes a line of them, some 40 times a second,
+while the training thread computes.  A killed job loses the steps of its last instant.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 now = time.perf_counter  # CLOCK_MONOTONIC on Linux: comparable between processes of one host
 
+PENDING = 64  # steps that may wait to be written
 MAX_BYTES = 64 << 20  # per file; a run directory stays bounded whatever the job does
 
 options: dict[str, Any] = {}
@@ -101,6 +106,11 @@ def rank() -> int:
     return 0
 
 
+def rounded(samples: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Microseconds are enough."""
+    return {key: [c[0], *(round(value, 6) for value in c[1:])] for key, c in samples.items()}
+
+
 class Appender:
     """Appends JSON lines to one file, at most MAX_BYTES, and never raises."""
 
@@ -138,11 +148,13 @@ class Recorder:
     def __init__(self, thread: int | None = None) -> None:
         from _brim_hooks import facts, sampler
 
-        self.last_cpu = 0.0
+        self.last_cpu, self.delay = 0.0, RunDelay(None)
         self.train_on(threading.get_ident() if thread is None else thread)
         self.started = self.last = now()
         self.sums: dict[str, Any] = {}
         self.lines: dict[str, list[float]] = {}  # "file:line" -> [reads, seconds] of device values
+        self.pending: deque[dict[str, Any]] = deque()
+        self.writing = threading.Lock()
         self.n = 0
         self.clocks: dict[str, int] = {}  # what ticks -> how often it has
         self.phase = ""
@@ -165,8 +177,10 @@ class Recorder:
         """The thread that trains; its clocks are read from wherever a tick comes."""
         self.thread = thread
         self.native = native_id(thread)
+        self.delay.close()
+        self.delay = RunDelay(self.native)
         self.last_cpu = self.cpu()
-        self.last_delay = run_delay(self.native)
+        self.last_delay = self.delay.read()
 
     def cpu(self) -> float:
         """CPU seconds of the training thread so far; what was known last once it has ended."""
@@ -184,7 +198,7 @@ class Recorder:
     def tick(self, clock: str) -> None:
         """The end of a step by ``clock`` (``opt<k>``, ``loader`` or ``exit``)."""
         t = now()
-        cpu, delay = self.cpu(), run_delay(self.native)
+        cpu, delay = self.cpu(), self.delay.read()
         record = {
             "n": self.n,
             "t": t,
@@ -200,16 +214,27 @@ class Recorder:
         samples = self.sampler.take()
         if samples:
             record["samples"] = samples
-        self.file.line(record)
+        self.pending.append(record)
+        if len(self.pending) >= PENDING:
+            self.write()
         self.clocks[clock] = self.clocks.get(clock, 0) + 1
         self.sums, self.lines = {}, {}
         self.n += 1
         self.last, self.last_cpu, self.last_delay = t, cpu, delay
 
+    def write(self) -> None:
+        """Append the steps that are pending, from whichever thread."""
+        with self.writing:
+            while self.pending:
+                record = self.pending.popleft()
+                if "samples" in record:
+                    record["samples"] = rounded(record["samples"])
+                self.file.line(record)
+
     def restart(self) -> None:
         """Leave out the time since the last tick: it was brim's own."""
         self.last = now()
-        self.last_cpu, self.last_delay = self.cpu(), run_delay(self.native)
+        self.last_cpu, self.last_delay = self.cpu(), self.delay.read()
         self.sums, self.lines = {}, {}
         self.sampler.take()
 
@@ -219,12 +244,14 @@ class Recorder:
         from _brim_hooks import facts
 
         try:
-            self.tick("exit")
             self.sampler.stop()
+            self.tick("exit")
+            self.write()
             self.file.line(facts.footer(why, _failures))
             self.file.close()
             _leave_mark()
         finally:
+            self.delay.close()
             off = True
             current = None
 
@@ -321,11 +348,24 @@ def native_id(ident: int) -> int | None:
     return None
 
 
-def run_delay(native: int | str | None = "self") -> float | None:
-    """Seconds that a thread was runnable without a core, or None where Linux does not say."""
-    path = "/proc/thread-self/schedstat" if native == "self" else "/proc/self/task/%s/schedstat"
-    try:
-        with open(path if native == "self" else path % native, "rb") as f:
-            return int(f.read().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        return None
+class RunDelay:
+    """Seconds that a thread was runnable without a core; the file stays open, a read is cheap."""
+
+    def __init__(self, native: int | None) -> None:
+        self.fd = -1
+        try:
+            self.fd = os.open("/proc/self/task/%s/schedstat" % native, os.O_RDONLY)
+        except OSError:
+            pass
+
+    def read(self) -> float | None:
+        """None where Linux does not say, or the thread has ended."""
+        try:
+            return int(os.pread(self.fd, 64, 0).split()[1]) * 1e-9
+        except (OSError, IndexError, ValueError):
+            return None
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

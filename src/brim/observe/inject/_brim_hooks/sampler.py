@@ -57,9 +57,7 @@ class Sampler:
         """Samples since the last call: {stack: [n, wall, cpu, lock wait]} in seconds."""
         with self.lock:
             counts, self.counts = self.counts, {}
-        return {
-            key: [c[0], round(c[1], 6), round(c[2], 6), round(c[3], 6)] for key, c in counts.items()
-        }
+        return counts
 
     def _run(self) -> None:
         last = time.perf_counter()
@@ -71,6 +69,7 @@ class Sampler:
             t = time.perf_counter()
             try:
                 self._sample(t - last, t - before - pause)
+                self.owner.write()
             except Exception as error:
                 _recorder.failed("sampler", error)
                 return
@@ -92,7 +91,11 @@ class Sampler:
 
     def _sample(self, wall: float, late: float) -> None:
         owner = self.owner
-        frame = sys._current_frames().get(owner.thread)
+        frames = sys._current_frames()
+        frame = frames.get(owner.thread)
+        # This very frame would hold the dict that holds it, and with it the frames, and so the
+        # tensors, of the job's threads until the next garbage collection.
+        frames.pop(threading.get_ident(), None)
         if frame is None:
             return
         cpu = min(self._thread_cpu(owner.thread), wall)
@@ -101,9 +104,10 @@ class Sampler:
             self._look_at_call(owner, frame)
         waited = 0.0
         if late > SWITCH and cpu < 0.5 * wall:
-            waited = self._held_by_another(wall, cpu)
+            waited = self._held_by_another(frames, wall, cpu)
         else:
-            self._forget_others()
+            for ident in self._others(frames):
+                self._thread_cpu(ident)  # so that a delta is one sample's
         with self.lock:
             c = self.counts.setdefault(key, [0, 0.0, 0.0, 0.0])
             c[0] += 1
@@ -124,32 +128,24 @@ class Sampler:
         values = outermost.f_locals
         batches.received(owner, [values.get("args"), values.get("kwargs")])
 
-    def _others(self) -> list[int]:
-        me = threading.get_ident()
-        return [i for i in sys._current_frames() if i not in (me, self.owner.thread)]
+    def _others(self, frames: dict[int, FrameType]) -> list[int]:
+        return [ident for ident in frames if ident != self.owner.thread]
 
-    def _forget_others(self) -> None:
-        """Keep the clocks of other threads fresh, so that a delta is one sample's."""
-        for ident in self._others():
-            self._thread_cpu(ident)
-
-    def _held_by_another(self, wall: float, cpu: float) -> float:
+    def _held_by_another(self, frames: dict[int, FrameType], wall: float, cpu: float) -> float:
         """Seconds of this sample in which another Python thread ran and the training thread
         could not; its stack is stored like any other, under the phase ``thief``."""
         busiest, most = None, 0.0
-        for ident in self._others():
+        for ident in self._others(frames):
             used = self._thread_cpu(ident)
             if used > most:
                 busiest, most = ident, used
         if busiest is None or most < 0.3 * wall:
             return 0.0
-        frame = sys._current_frames().get(busiest)
-        if frame is not None:
-            key = self._key("thief", frame)
-            with self.lock:
-                c = self.counts.setdefault(key, [0, 0.0, 0.0, 0.0])
-                c[0] += 1
-                c[1] += min(most, wall)
+        key = self._key("thief", frames[busiest])
+        with self.lock:
+            c = self.counts.setdefault(key, [0, 0.0, 0.0, 0.0])
+            c[0] += 1
+            c[1] += min(most, wall)
         return max(0.0, wall - cpu)
 
     def _key(self, phase: str, frame: FrameType | None) -> str:

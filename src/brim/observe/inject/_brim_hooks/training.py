@@ -13,9 +13,11 @@ from _brim_hooks import recorder as _r
 from _brim_hooks import window
 
 now = _r.now
+STEADY = 10  # steps after which a device that is used at all is in use
 CLOCKS = 8  # optimizers of a process whose steps are told apart
 REBUILT = 4  # backward passes after which DDP has built its buckets anew, in the order of arrival
 _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()
+_distributes = False  # cheaper to ask than the set
 _described: dict[int, dict[str, Any]] = {}
 
 
@@ -69,6 +71,7 @@ class _Optimizers:
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         self.open: list[int] = []
+        self.hosted: dict[int, bool] = {}  # asked at its first step, and when all has settled
         self.started, self.outer = 0.0, ""
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -92,7 +95,9 @@ class _Optimizers:
             return
         rec.phase = self.outer
         rec.add("optimizer", now() - self.started)
-        if _updates_on_host(optimizer):
+        if rec.n == STEADY or id(optimizer) not in self.hosted:
+            self.hosted[id(optimizer)] = _updates_on_host(optimizer)
+        if self.hosted[id(optimizer)]:
             rec.add("host_optimizer", now() - self.started)
         if rec.thread != threading.get_ident():
             rec.train_on(threading.get_ident())
@@ -141,7 +146,7 @@ def _after_backward() -> None:
     rec.backwards += 1
     if sys.modules["torch"].is_anomaly_enabled():
         rec.sums["debug"] = ["torch.autograd.detect_anomaly"]
-    for module in list(_data_parallel):
+    for module in list(_data_parallel) if _distributes else ():
         rec.add("synced_backwards", int(bool(module.require_backward_grad_sync)))
         if rec.backwards in (1, REBUILT):
             _described[id(module)] = _describe(module)
@@ -247,8 +252,10 @@ def patch_ddp(module: Any) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        global _distributes
         original(self, *args, **kwargs)
         _data_parallel.add(self)
+        _distributes = True
         _described[id(self)] = {}
 
     module.DistributedDataParallel.__init__ = init

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from _brim_hooks import interpreter
 from _brim_hooks import recorder as _r
 from _brim_hooks.recorder import Recorder
 
@@ -91,8 +92,6 @@ def _measured(steps: int, elapsed: float) -> bool:
 
 def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
     """Debug modes cost what the same steps take less without them: switch them off for a few."""
-    from _brim_hooks import interpreter
-
     if plan.probe is not None:
         rec.sums["probe"] = 1  # marks the step that begins now
         plan.probed += 1
@@ -114,8 +113,11 @@ def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
 
 def _profiling(rec: Recorder, plan: _Plan, steps: int, elapsed: float) -> bool:
     """One short torch.profiler window on CUDA devices, early enough for short runs."""
+    if plan.profile_done:
+        return False
     torch = sys.modules["torch"]
-    if plan.profile_done or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():
+        plan.profile_done = steps > 4 * STEADY_AFTER  # a job on the CPU
         return False
     if plan.profiler is None:
         if steps < 2 * STEADY_AFTER or elapsed < _r.options.get("profile_after_s", 2.0):

@@ -47,6 +47,9 @@ class WorkerRecorder:
     def add(self, name: str, value: float) -> None:
         self.sums[name] = self.sums.get(name, 0) + value
 
+    def write(self) -> None:
+        """Called by the sampler; a worker writes its lines itself, they are few."""
+
     def flush(self) -> None:
         if _r.parent_is_measured():
             _r.off = True  # ends the sampler, and every hook passes through from here on
@@ -59,7 +62,7 @@ class WorkerRecorder:
         record["cores"] = _cores()
         samples = self.sampler.take()
         if samples:
-            record["stacks"] = samples
+            record["stacks"] = _r.rounded(samples)
         self.file.line(record)
         self.sums, self.last, self.usage = {}, t, usage
 
@@ -84,7 +87,7 @@ def _usage() -> dict[str, float]:
         "preempted": r.ru_nivcsw,
         "major_faults": r.ru_majflt,
         "thread_cpu": time.thread_time(),
-        "run_delay": _r.run_delay() or 0.0,
+        "run_delay": _run_delay(),
     }
     try:
         with open("/proc/self/io", "rb") as f:
@@ -94,6 +97,14 @@ def _usage() -> dict[str, float]:
     except (OSError, KeyError, ValueError):
         pass
     return found
+
+
+def _run_delay() -> float:
+    delay = _r.RunDelay(threading.get_native_id())
+    try:
+        return delay.read() or 0.0
+    finally:
+        delay.close()
 
 
 def _threads(worker: WorkerRecorder) -> tuple[int, float]:

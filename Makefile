@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test lint types unit zoo install clean
+.PHONY: demo test lint types unit zoo zoo-all install clean
 
 demo: install
 	$(BIN)/brim demo
@@ -35,6 +35,9 @@ unit: install
 
 # Real training scripts, one at a time: a verdict about time needs the cores to itself.
 zoo: install
+	$(BIN)/pytest -m 'zoo and not slow' -q
+
+zoo-all: install
 	$(BIN)/pytest -m zoo -q
 
 clean:

@@ -10,14 +10,32 @@ from case import Arm, Case
 from cases import CASES
 from runner import diagnose, verdict
 
-# The open cases, the controls and the healthy runs; the others take twenty minutes more.
-ALWAYS = ("Z099", "Z039", "Z015", "Z017", "Z007", "Z043-share", "Z131", "H")
+# The open cases with a control and healthy runs: four minutes.  The others take half an hour more:
+# pytest -m zoo, or benchmarks/zoo.py --verdicts, which repeats each and prints a table.
+ALWAYS = {
+    "Z099": ("faulty", "crowded"),
+    "Z039": ("faulty",),
+    "Z015": ("faulty",),
+    "Z017": ("ahead",),
+    "Z007": ("faulty",),
+    "Z043-share": ("faulty",),
+    "Z131": ("faulty",),
+    "H01": ("single",),
+    "H02": ("workers", "item"),
+    "H03": ("plain",),
+}
+TRIES = 2
+"""Another program that takes the cores for some seconds changes what a run truly loses."""
+
+
+def _always(case: Case, arm: Arm) -> bool:
+    return any(case.id.startswith(i) and arm.name in arms for i, arms in ALWAYS.items())
 
 
 def _runs() -> Iterator[object]:
     for case in CASES:
-        marks = [] if case.id.startswith(ALWAYS) else [pytest.mark.slow]
         for arm in case.arms:
+            marks = [] if _always(case, arm) else [pytest.mark.slow]
             yield pytest.param(case, arm, id=f"{case.id}-{arm.name}", marks=marks)
 
 
@@ -28,9 +46,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.zoo
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize(("case", "arm"), _runs())
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("case", "arm"), list(_runs()))
 def test_the_first_finding_is_the_cause_of_the_report(case: Case, arm: Arm, data: Path) -> None:
-    found = diagnose(case, arm, data)
-    evidence = [(f["cause"], round(f["share"], 3), f["evidence"]) for f in found["findings"]]
-    assert arm.right(verdict(found)), f"{case.why}\nexpected {arm.cause}, got {evidence}"
+    seen = []
+    for _ in range(TRIES):
+        found = diagnose(case, arm, data)
+        if arm.right(verdict(found)):
+            return
+        seen.append([(f["cause"], round(f["share"], 3), f["evidence"]) for f in found["findings"]])
+    pytest.fail(f"{case.why}\nexpected {arm.cause}, got {seen}")

@@ -22,8 +22,9 @@ from brim.cli import demo
 from brim.cli.main import main
 from brim.diagnose import remedies
 from brim.errors import BrimError
-from brim.record import devices, findings
+from brim.record import findings
 from brim.record.findings import Diagnosis, Entry, Finding, Where, Window
+from brim.record.run import create
 
 FILES = Path(demo.__file__).parent / "demo_files"
 
@@ -129,18 +130,23 @@ def test_the_rate_counts_4_samples_a_step_over_the_whole_window() -> None:
     ).metrics  # fmt: skip
 
 
-@pytest.mark.parametrize(("busy", "said"), [(1.9, True), (0.8, False)])
-def test_cores_that_other_programs_took_are_mentioned(
-    busy: float, said: bool, tmp_path: Path
+def run_dir(folder: Path, delay: float | None) -> Path:
+    """A run of 20 steps of 0.2 s; the training thread waited ``delay`` of each for a core."""
+    made = create(folder, ["python", "finetune.py"], {}, "0")
+    more = {} if delay is None else {"run_delay": delay}
+    rows = [{"n": i, "t": 0.2 * i, "wall": 0.2, "clock": "opt0", **more} for i in range(20)]
+    lines = [json.dumps(row) + "\n" for row in ({"kind": "header", "pid": 7}, *rows)]
+    (made / "steps.rank0.7.jsonl").write_text("".join(lines))
+    return made
+
+
+@pytest.mark.parametrize(("delay", "said"), [(0.1, "50% of the time"), (0.01, ""), (None, "")])
+def test_a_training_thread_without_a_core_is_mentioned(
+    delay: float | None, said: str, tmp_path: Path
 ) -> None:
-    samples = [
-        devices.HostSample(t=i, mono=i, interval_s=0.5, cpu=busy, job_cpu=0.7) for i in range(5)
-    ]
-    about = devices.About(t=0.0, host="h", backend="none", period_s=0.5)
-    lines = [devices.encode(line) for line in (about, *samples)]
-    (tmp_path / devices.FILE).write_bytes(b"".join(lines))
-    notes = demo.with_others(diagnosis(), tmp_path).notes
-    assert any("other programs used 1.2 of" in note for note in notes) is said
+    notes = demo.with_crowding(diagnosis(), run_dir(tmp_path, delay)).notes
+    assert bool(notes) is bool(said)
+    assert all(said in note for note in notes)
 
 
 @pytest.mark.parametrize("disturbed", [0, 1, None])
@@ -149,17 +155,12 @@ def test_a_ratio_of_disturbed_runs_is_called_untrustworthy(
 ) -> None:
     verdicts = [diagnosis(), diagnosis(share=0.02, step_s=0.1)]
     if disturbed is not None:
-        note = "other programs used 1.2 of this machine's 2 cores meanwhile"
+        note = "the training thread was ready, but without a core, 58% of the time: others"
         verdicts[disturbed] = msgspec.structs.replace(verdicts[disturbed], notes=[note])
     told = Told(tmp_path, *verdicts)
     told.tell(monkeypatch)
     assert ("do not trust the ratio" in told.said) is (disturbed is not None)
     assert ("One run each" in told.said) is (disturbed is None)
-
-
-def test_a_run_without_samples_of_the_host_says_nothing_about_others(tmp_path: Path) -> None:
-    assert demo.with_others(diagnosis(), tmp_path).notes == []
-    assert demo.with_others(diagnosis()).notes == []
 
 
 def test_a_remedy_without_a_number_of_workers_names_none() -> None:

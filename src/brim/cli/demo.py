@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import re
 import shlex
 import subprocess
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from brim.errors import FAILED, GOOD, BrimError, MissingExtra, UsageError
@@ -33,9 +31,9 @@ no epoch ends within a run."""
 LONGEST_S = 300.0
 """A run takes some 20 s; one that takes this long hangs."""
 _STEP_FILES = "runs/*/steps.*.jsonl"
-_NOISY = 0.25
-"""Cores used by other programs from which on they are mentioned."""
-_OTHERS = "other programs used"
+CROWDED = 0.1
+"""Share of the time that the training thread waits for a core, from which on it is mentioned."""
+_CROWDED = "the training thread was ready, but without a core,"
 _NEEDS = {"torch": "torch", "transformers": "transformers", "accelerate": "accelerate",
           "PIL": "pillow"}  # fmt: skip
 
@@ -136,7 +134,7 @@ class Story:
         )
         found = with_rate(findings.read(self.folder / f"{name}.json"))
         fresh = set(self.folder.glob(_STEP_FILES)) - seen
-        return with_others(found, *(path.parent for path in fresh))
+        return with_crowding(found, *(path.parent for path in fresh))
 
     def _run(self, command: Sequence[str], doing: str, total: int, done: Callable[[], int]) -> None:
         """Wait for a command with a progress bar; what it prints goes to a file.
@@ -187,11 +185,11 @@ class Story:
         self._say("$ brim compare before.json after.json", "bold cyan")
         render(compare(before, after, names=("before", "after")), self.out)
         self._say()
-        noisy = any(_OTHERS in note for d in (before, after) for note in d.notes)
+        crowded = any(_CROWDED in note for d in (before, after) for note in d.notes)
         self._say(
-            "Other programs took cores in these runs: do not trust the ratio, run this again on "
-            "a quiet machine."
-            if noisy
+            "Other programs took cores from these runs: do not trust the ratio, and run this "
+            "again on a quiet machine."
+            if crowded
             else "One run each, one after the other: the interval covers the noise between steps, "
             "not what else this machine did meanwhile."
         )
@@ -232,23 +230,18 @@ def with_rate(diagnosis: Diagnosis) -> Diagnosis:
     return msgspec.structs.replace(diagnosis, metrics={"samples_per_s": rate, **diagnosis.metrics})
 
 
-def with_others(diagnosis: Diagnosis, *run_dirs: Path) -> Diagnosis:
-    """Add a note when other programs took cores that the job would have used."""
+def with_crowding(diagnosis: Diagnosis, *run_dirs: Path) -> Diagnosis:
+    """Add a note when the training thread often waited for a core: then times say little."""
     import msgspec
 
-    from brim.record import devices
+    from brim.record.run import read_run
 
-    used: list[float] = []
-    for folder in run_dirs:
-        with contextlib.suppress(BrimError):
-            samples = devices.read(folder).host
-            used += [s.cpu - s.job_cpu for s in samples if s.cpu is not None and s.job_cpu]
-    if not used or fmean(used) < _NOISY:
+    steps = [s for d in run_dirs for p in read_run(d).processes for s in p.steps]
+    wall = sum(s.wall for s in steps)
+    share = sum(s.run_delay or 0.0 for s in steps) / wall if wall > 0 else 0.0
+    if share < CROWDED:
         return diagnosis
-    note = (
-        f"{_OTHERS} {fmean(used):.1f} of this machine's {os.cpu_count()} cores "
-        "meanwhile: times are longer than they had to be"
-    )
+    note = f"{_CROWDED} {share:.0%} of the time: other programs use this machine"
     return msgspec.structs.replace(diagnosis, notes=[*diagnosis.notes, note])
 
 

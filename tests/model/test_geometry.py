@@ -69,3 +69,21 @@ def test_boundaries_start_at_zero_and_are_int32() -> None:
 def test_a_bucket_that_halves_a_visual_token_is_refused() -> None:
     with pytest.raises(AssertionError, match="halves"):
         vision_arrays([(2, 2)], bucket=6)
+
+
+@given(
+    parts=st.lists(st.one_of(st.integers(1, 5), st.tuples(SIDES, SIDES)), min_size=1, max_size=6)
+)
+def test_the_loader_makes_the_same_positions_and_blends(
+    parts: list[int | tuple[int, int]],
+) -> None:
+    from brim.data import indices
+    from brim.data.geometry import Grid
+
+    theirs = [p if isinstance(p, int) else Grid(1, *p) for p in parts]
+    assert np.array_equal(document_positions(parts), indices.document_positions(theirs, 2))
+    for part in parts:
+        if not isinstance(part, int):
+            assert np.array_equal(patch_positions(*part), indices.patch_positions(*part, 2))
+            for a, b in zip(interpolation(*part), indices.interpolation(*part, 2), strict=True):
+                assert np.array_equal(a, b)

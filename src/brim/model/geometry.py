@@ -1,4 +1,7 @@
-"""The indices of a row, from sizes alone: numpy only, for loader workers.
+"""The indices of a row, from sizes alone, as the model defines them: numpy only.
+
+Generated rows (``brim.train.synthetic``) are made of these, and the loader's own, which writes
+into shared memory, is tested against them.
 
 The order of patches inside a frame is (block row, block column, row in block, column in block)
 with 2 × 2 blocks, so that four consecutive patches make one visual token.

@@ -4,8 +4,8 @@ Every line is one ``write`` of one JSON object to a file opened for appending: a
 SIGKILL sees whole lines and at most one cut one.  After the first failure to write (a full disk,
 say) nothing more is written, and brim leaves the process at its next step; the job never notices.
 
-A step only hands its sums over: the sampler's thread makes a line of them, some 40 times a second,
-while the training thread computes.  A killed job loses the steps of its last instant.
+A step only hands its sums over: the sampler's thread makes lines of them, five times a second,
+while the training thread computes.  A killed job loses the steps of its last moment.
 """
 
 from __future__ import annotations

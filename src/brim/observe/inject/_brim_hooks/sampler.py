@@ -22,6 +22,7 @@ from _brim_hooks import batches
 from _brim_hooks import recorder as _recorder
 
 PERIOD = 0.025
+WRITE = 0.2  # seconds between two times that steps are written
 MAX_DEPTH = 64
 MAX_STACKS = 4000
 LOOKS = 40  # calls of the model that are looked at, where no loader shows the batches
@@ -60,7 +61,7 @@ class Sampler:
         return counts
 
     def _run(self) -> None:
-        last = time.perf_counter()
+        due = last = time.perf_counter()
         while not _recorder.off:
             pause = PERIOD * random.uniform(0.6, 1.4)  # never in step with the job's own rhythm
             before = time.perf_counter()
@@ -69,7 +70,9 @@ class Sampler:
             t = time.perf_counter()
             try:
                 self._sample(t - last, t - before - pause)
-                self.owner.write()
+                if t >= due:  # several lines at once: what is warm in the caches is cheap
+                    self.owner.write()
+                    due = t + WRITE
             except Exception as error:
                 _recorder.failed("sampler", error)
                 return

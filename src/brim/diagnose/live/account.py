@@ -20,6 +20,7 @@ from brim.diagnose.live.window import choose, describe
 from brim.record.devices import HostSample
 from brim.record.findings import Confidence, Diagnosis, Entry, Finding, Part, Window, check
 from brim.record.run import Run
+from brim.units import percent
 
 # Time that a kind holds is the clues' to explain; what they leave of it is unknown.
 _DIRECT = {
@@ -41,6 +42,10 @@ _DIRECT = {
 }
 _BUSY = (stacks.COMPUTE,)
 _PARTS: dict[str, Part] = {"compute": "busy-lost", "comm": "busy-not-computing"}
+
+OVERSUBSCRIBED = "input.oversubscription"
+CROWDED = 0.05
+"""Waiting for a core, relative to computing, that any machine has."""
 
 _RANKING: dict[Confidence, int] = {"low": 0, "medium": 1, "high": 2}
 
@@ -201,9 +206,20 @@ def _of_rank(rank: Rank) -> dict[str, float]:
         else:
             named[clue.cause] += _take(left, clue)
     busy = sum(left.pop(kind, 0.0) for kind in _BUSY)
-    named[COMPUTE] = busy
-    named[UNKNOWN] = sum(left.values())
+    starved = min(busy, _starved(rank, named))
+    named[COMPUTE] = busy - starved
+    named[UNKNOWN] = sum(left.values()) + starved
     return named
+
+
+def _starved(rank: Rank, named: Mapping[str, float]) -> float:
+    """Seconds in which the training thread was runnable outside the loader, but other programs
+    had the cores: it did not compute, and nothing in the job is the cause."""
+    total = rank.evidence.total
+    if total.run_delay is None or named.get("input.cpu-limit") or named.get(OVERSUBSCRIBED):
+        return 0.0
+    computing = total.cpu - total.input_cpu
+    return total.run_delay if total.run_delay > CROWDED * max(computing, 1e-9) else 0.0
 
 
 def _take(left: dict[str, float], clue: Clue) -> float:
@@ -318,6 +334,10 @@ def notes(run: Run, found: Sequence[Rank]) -> list[str]:
         elif footer.failures:
             names = ", ".join(sorted(footer.failures))
             said.append(f"rank {rank.evidence.rank}: hooks that failed and were left out: {names}")
+    first = found[0].evidence
+    if first.total.run_delay and first.total.run_delay > 0.1 * first.wall:
+        share = percent(first.total.run_delay / first.wall)
+        said.append(f"the training thread was runnable without a core {share} of the time")
     steps = len(found[0].evidence.chosen.steps)
     if steps < 10 and found[0].evidence.chosen.clock != "exit":
         said.append(f"{steps} step{'s' * (steps != 1)} measured: the shares are rough")

@@ -240,7 +240,7 @@ def _cpu(evidence: Evidence, workers: Workers, machine: Machine, waited: float) 
     allowed = min(machine.usable, workers.cores or machine.usable)
     used = max(_used(evidence, workers), machine.job or 0.0)  # other ranks use the same cores
     # a worker that is runnable without a core proves that none is left, whoever has it
-    left = allowed - used - workers.starved * workers.busy * workers.active
+    left = allowed - used - workers.starved * workers.busy * workers.active * machine.ranks
     lines = [
         _waited(evidence, waited),
         f"{_number(workers)}: making batches "

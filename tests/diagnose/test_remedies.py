@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import brim.diagnose.live
 from brim.diagnose.causes import CAUSES
-from brim.diagnose.remedies import _table, for_cause, frameworks
+from brim.diagnose.remedies import _table, attach, for_cause, frameworks
+from brim.record.findings import Diagnosis, Finding, Window
 
 TABLE = _table()
 NAMES = {"torch", "hf-trainer", "lightning", "ms-swift", "llama-factory", "brim"}
@@ -112,3 +113,17 @@ def test_the_users_framework_is_seen_in_the_modules_and_in_the_command(
     versions: list[str], command: list[str], expected: list[str]
 ) -> None:
     assert frameworks(dict.fromkeys(versions, "1"), command) == expected
+
+
+def test_a_traces_finding_gets_the_remedies_of_its_cause_and_a_worded_one_keeps_its_own() -> None:
+    worded = for_cause("input.workers", {"workers": 4, "now": 1, "needed": 4})
+    findings = [
+        Finding(cause="host.sync", share=0.3, gain=(1.1, 1.4), confidence="high", evidence=[]),
+        Finding(cause="input.workers", share=0.2, gain=(1.1, 1.2), confidence="high", evidence=[],
+                remedies=worded),
+    ]  # fmt: skip
+    attached = attach(
+        Diagnosis(window=Window(steps=1, wall_s=1.0, ranks=1), account=[], findings=findings)
+    )
+    assert attached.findings[0].remedies == for_cause("host.sync", {})
+    assert attached.findings[1].remedies == worded

@@ -73,7 +73,8 @@ def _run(folder: Path) -> Diagnosis:
 
 
 def _traces(paths: Sequence[Path]) -> Diagnosis:
+    from brim.diagnose.remedies import attach
     from brim.diagnose.trace import diagnose_traces
     from brim.record.kineto import read_traces
 
-    return diagnose_traces(read_traces(paths))
+    return attach(diagnose_traces(read_traces(paths)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from brim.record.findings import Remedy
+from brim.record.findings import Diagnosis, Remedy
 
 Facts = Mapping[str, float | int | str]
 
@@ -58,6 +58,15 @@ def _table() -> list[_Entry]:
 def for_cause(cause: str, facts: Facts) -> list[Remedy]:
     """The remedies of a cause, worded with the measured facts, best first."""
     return [_worded(e, facts) for e in _table() if e.cause == cause and _known(e, facts)]
+
+
+def attach(diagnosis: Diagnosis) -> Diagnosis:
+    """Give each finding that has no remedy yet those of its cause (a trace measures no facts)."""
+    findings = [
+        f if f.remedies else msgspec.structs.replace(f, remedies=for_cause(f.cause, {}))
+        for f in diagnosis.findings
+    ]
+    return msgspec.structs.replace(diagnosis, findings=findings)
 
 
 def _known(entry: _Entry, facts: Facts) -> bool:

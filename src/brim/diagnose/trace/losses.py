@@ -29,6 +29,8 @@ Bool = npt.NDArray[np.bool_]
 
 ORDINARY_UTILISATION: Final = 0.6
 """Share of a kernel's time that is arithmetic, where its work is not known."""
+COMPUTE_BOUND: Final = 0.3
+"""From this share of its peak on a matrix product is bound by arithmetic."""
 REACHED: Final = 0.5
 """Share of a roof that an ordinary kernel surely reaches."""
 SLOW_BELOW: Final = 0.10
@@ -208,8 +210,7 @@ def precision(table: Kernels, free: Bool) -> tuple[Loss | None, Bool]:
     fast = _fast_format(table)
     if fast is None or not wanted.any():
         return None, np.zeros(len(table.rows), np.bool_)
-    factor = min(8.0, max(1.0, REACHED * fast.ratio))
-    back = table.ns * _utilisation(table, wanted, fast.plain) * (1.0 - 1.0 / factor)
+    back = _won(table, wanted, fast)
     evidence = [
         f"{int(wanted.sum()):,} matrix products and convolutions run in plain fp32; the device "
         f"does {fast.ratio:.0f} times as much in {fast.name}"
@@ -222,8 +223,12 @@ class _Fast:
     name: str
     ratio: float
     """Peak in this format over the peak in fp32."""
-    plain: float | None
-    """Peak in fp32, FLOP/s, where it is known."""
+    peak: float | None
+    """Peak in this format, FLOP/s, where it is known."""
+    plain: float = 0.0
+    """Peak in fp32, FLOP/s."""
+    bandwidth: float = 0.0
+    """Of the device's memory, bytes/s; 0 where it is not known."""
 
 
 def _fast_format(table: Kernels) -> _Fast | None:
@@ -237,20 +242,25 @@ def _fast_format(table: Kernels) -> _Fast | None:
     for name in ("tf32", "bf16"):
         peak = gpus.peak_flops(gpu, name)
         if peak is not None and plain is not None and peak > plain:
-            return _Fast(name, peak / plain, plain)
+            return _Fast(name, peak / plain, peak, plain, gpu.bandwidth_gb_s * 1e9)
     return None
 
 
-def _utilisation(table: Kernels, wanted: Bool, peak: float | None) -> Float64:
-    """Share of each kernel's time that is arithmetic at ``peak``."""
-    share = np.full(len(table.rows), ORDINARY_UTILISATION)
-    if peak is None:
-        return share
+def _won(table: Kernels, wanted: Bool, fast: _Fast) -> Float64:
+    """Nanoseconds of each kernel that the faster format saves: what the same work takes at
+    :data:`REACHED` of the roof, where the work is known; else an ordinary kernel's share.  A
+    kernel far below its own peak is not held up by arithmetic, and wins less."""
+    factor = min(8.0, max(1.0, REACHED * fast.ratio))
+    won = np.asarray(table.ns * ORDINARY_UTILISATION * (1.0 - 1.0 / factor), np.float64)
+    if fast.peak is None:
+        return won
+    roof = Roof(REACHED * fast.peak, REACHED * fast.bandwidth)
     for at in np.flatnonzero(wanted & (table.shaped >= 0)):
         done = work_of(table, int(table.shaped[at]))
         if done is not None and table.ns[at] > 0:
-            share[at] = min(1.0, done.flops / peak / (table.ns[at] * 1e-9))
-    return share
+            bound = min(1.0, done.flops / fast.plain / (table.ns[at] * 1e-9) / COMPUTE_BOUND)
+            won[at] = bound * max(0.0, table.ns[at] - roof.seconds(done)[0] * 1e9)
+    return won
 
 
 def work_of(table: Kernels, host_row: int) -> Work | None:

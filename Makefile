@@ -31,7 +31,7 @@ types: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/pytest -n 2 -m 'not zoo' -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not zoo' -q
 
 # Real training scripts, one at a time: a verdict about time needs the cores to itself.
 zoo: install

@@ -115,3 +115,12 @@ def make_trainer(tmp_path: Path) -> Callable[..., Trainer]:
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Bits are compared with those of child processes: both must sum in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -148,7 +148,7 @@ class Recorder:
     def __init__(self, thread: int | None = None) -> None:
         from _brim_hooks import facts, sampler
 
-        self.last_cpu, self.delay = 0.0, RunDelay(None)
+        self.last_cpu, self.delay, self.delay_at = 0.0, RunDelay(None), 0.0
         self.train_on(threading.get_ident() if thread is None else thread)
         self.started = self.last = now()
         self.sums: dict[str, Any] = {}
@@ -198,7 +198,9 @@ class Recorder:
     def tick(self, clock: str) -> None:
         """The end of a step by ``clock`` (``opt<k>``, ``loader`` or ``exit``)."""
         t = now()
-        cpu, delay = self.cpu(), self.delay.read()
+        cpu, delay = self.cpu(), None
+        if t - self.delay_at >= DELAY_EVERY:  # a read is a tenth of what a short step costs
+            delay, self.delay_at = self.delay.read(), t
         record = {
             "n": self.n,
             "t": t,
@@ -206,8 +208,10 @@ class Recorder:
             "clock": clock,
             "cpu": cpu - self.last_cpu,
         }
-        if delay is not None and self.last_delay is not None:
-            record["run_delay"] = delay - self.last_delay
+        if delay is not None:
+            if self.last_delay is not None:
+                record["run_delay"] = delay - self.last_delay
+            self.last_delay = delay
         record.update(self.sums)
         if self.lines:
             record["reads"] = self.lines
@@ -220,7 +224,7 @@ class Recorder:
         self.clocks[clock] = self.clocks.get(clock, 0) + 1
         self.sums, self.lines = {}, {}
         self.n += 1
-        self.last, self.last_cpu, self.last_delay = t, cpu, delay
+        self.last, self.last_cpu = t, cpu
 
     def write(self) -> None:
         """Append the steps that are pending, from whichever thread."""
@@ -256,6 +260,7 @@ class Recorder:
             current = None
 
 
+DELAY_EVERY = 0.05  # seconds between readings of the time without a core
 PATIENCE = 20.0  # seconds after torch is there, without any sign of training
 
 

@@ -1,4 +1,4 @@
-"""Looks at the training thread some 40 times a second from a thread of its own.
+"""Looks at the training thread some 25 times a second from a thread of its own.
 
 A sample is worth the time since the one before, so that shares stay right when a long C call
 kept the interpreter lock.  Stacks are stored once each; the step records count them by number.
@@ -21,7 +21,7 @@ from typing import Any
 from _brim_hooks import batches
 from _brim_hooks import recorder as _recorder
 
-PERIOD = 0.025
+PERIOD = 0.04
 WRITE = 0.2  # seconds between two times that steps are written
 MAX_DEPTH = 64
 MAX_STACKS = 4000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 
 from brim.diagnose.trace import diagnose_traces, tables
 from brim.record import findings
-from brim.record.kineto import Trace
+from brim.record.kineto import Trace, read_trace
 
 GEMM = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, x>"
@@ -115,3 +116,14 @@ def test_hostile_names_stay_data(tape: Any, read: Read, tmp_path: Any) -> None:
     findings.write(path, diagnosis)
     name = findings.read(path).details["kernels"][0]["name"]
     assert len(name) <= 200 and "\x1b" not in name
+
+
+def test_the_timelines_idle_lane_shows_no_more_than_the_device_was_idle() -> None:
+    path = Path(__file__).parents[2] / "fixtures" / "traces" / "host.launch--h200.json.gz"
+    diagnosis = diagnose_traces([read_trace(path)])
+    rows = diagnosis.details["timeline"]
+    shown = sum(r["end_us"] - r["start_us"] for r in rows if r["lane"] == "idle")
+    window = diagnosis.device_time[0].step_window
+    assert window is not None
+    assert 0.5 * window.idle_us < shown <= window.idle_us
+    assert len(rows) <= 4000

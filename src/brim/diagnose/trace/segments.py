@@ -36,13 +36,24 @@ def timeline_rows(ranks: Sequence[Rank]) -> list[Segment]:
     out: list[Segment] = []
     for rank in shown:
         low, high = _range(rank)
-        for lane, stretches in (
-            ("device", _device(rank, low, high)),
-            ("idle", _idle(rank, low, high)),
-            ("host", _host(rank, low, high)),
-        ):
-            out += _segments(rank, lane, _reduced(stretches, high - low, most))  # type: ignore[arg-type]
+        pixel = max(1, (high - low) // _PIXELS)
+        idle, shortest = _kept(_idle(rank, low, high), most)
+        device = _reduced(_device(rank, low, high), shortest, most)
+        host = _reduced(_host(rank, low, high), pixel, most)
+        out += _segments(rank, "device", device)
+        out += _segments(rank, "idle", idle)
+        out += _segments(rank, "host", host)
     return out
+
+
+def _kept(gaps: list[_Stretch], most: int) -> tuple[list[_Stretch], int]:
+    """The longest gaps as they are, never merged across the work between them, and the shortest
+    of those: the device lane is closed over gaps that are not shown."""
+    if len(gaps) <= most:
+        return gaps, 1
+    longest = sorted(gaps, key=lambda gap: gap.start - gap.end)[:most]
+    shortest = longest[-1].end - longest[-1].start
+    return sorted(longest, key=lambda gap: gap.start), max(1, shortest)
 
 
 def _range(rank: Rank) -> tuple[int, int]:
@@ -93,9 +104,8 @@ def _merged(layers: list[tuple[str, Spans]]) -> list[_Stretch]:
     return sorted(out, key=lambda stretch: stretch.start)
 
 
-def _reduced(stretches: list[_Stretch], length: int, most: int) -> list[_Stretch]:
-    """Merge neighbours and drop what no pixel shows, coarser and coarser until few are left."""
-    pixel = max(1, length // _PIXELS)
+def _reduced(stretches: list[_Stretch], pixel: int, most: int) -> list[_Stretch]:
+    """Merge neighbours and drop what no pixel (ns) shows, ever coarser, until few are left."""
     while True:
         kept = _pass(stretches, pixel)
         if len(kept) <= most:

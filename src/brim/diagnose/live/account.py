@@ -145,12 +145,10 @@ def _machine(run: Run, evidences: Sequence[Evidence]) -> Machine:
     quota = run.info.host.get("quota")
     throttled = [s.throttled for s in samples if s.throttled is not None]
     job = [s.job_cpu for s in samples if s.job_cpu is not None]
-    busy = [s.cpu for s in samples if s.cpu is not None]
     return Machine(
         machine=machine,
         usable=min(float(usable), float(quota)) if quota else float(usable),
         job=statistics.fmean(job) if job else None,
-        busy=statistics.fmean(busy) if busy else None,
         throttled=statistics.fmean(throttled) if throttled else 0.0,
         ranks=max(1, len(evidences)),
     )

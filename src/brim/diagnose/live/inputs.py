@@ -45,8 +45,6 @@ class Machine:
     """Affinity ∩ quota of the training process."""
     job: float | None = None
     """Cores that the job used in the window."""
-    busy: float | None = None
-    """Cores that everything on the machine used."""
     throttled: float = 0.0
     """Share of the quota's periods in which it ran out."""
     ranks: int = 1

@@ -1,0 +1,161 @@
+"""What can be changed about a job from outside, each with its type, its range and its price.
+
+A :class:`Knob` is a place where a job can be changed without touching its files; a *setting* is a
+mapping from knob ids to values.  A knob that a setting leaves out stays as the job has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from brim.errors import UsageError
+
+Value = bool | int | str
+Settings = Mapping[str, Value]
+
+Numbers = Literal["same", "draws", "lossy"]
+"""What a knob does to the numbers that the training computes.
+
+``same``   equal up to rounding
+``draws``  equal up to rounding, but random numbers (augmentation) may be drawn in another order
+``lossy``  a narrower type, or another result
+"""
+How = Literal["hook", "environment", "argument"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knob:
+    """One thing that can be changed."""
+
+    id: str
+    summary: str
+    """What is changed, with ``{}`` for the value."""
+    kind: Literal["flag", "count", "choice"]
+    low: int = 0
+    """Of a count."""
+    high: int = 1 << 40
+    choices: tuple[str, ...] = ()
+    numbers: Numbers = "same"
+    by: tuple[How, ...] = ("hook",)
+    """Ways in which it can be applied, the first is the rule."""
+    live: bool = False
+    """May be switched from window to window inside a running process."""
+    memory: str = ""
+    """What it costs in memory; empty when nothing."""
+
+    @property
+    def lossless(self) -> bool:
+        return self.numbers != "lossy"
+
+    def admits(self, value: Value) -> bool:
+        if self.kind == "flag":
+            return isinstance(value, bool)
+        if self.kind == "count":
+            # bool is an int to Python, not to a user
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            return is_count and self.low <= value <= self.high  # type: ignore[operator]
+        return isinstance(value, str) and (value in self.choices if self.choices else bool(value))
+
+    def words(self, value: Value) -> str:
+        """``8 loader workers``; of a flag set to false the opposite."""
+        text = self.summary.format(value)
+        return f"no {text}" if value is False else text
+
+
+def _flag(id: str, summary: str, **rest: Any) -> Knob:
+    return Knob(id=id, summary=summary, kind="flag", **rest)
+
+
+def _count(id: str, summary: str, low: int, high: int, **rest: Any) -> Knob:
+    return Knob(id=id, summary=summary, kind="count", low=low, high=high, **rest)
+
+
+def _choice(id: str, summary: str, choices: tuple[str, ...], **rest: Any) -> Knob:
+    return Knob(id=id, summary=summary, kind="choice", choices=choices, **rest)
+
+
+_BATCHES = "host memory of workers × prefetch × batch"
+
+_ALL: Final = (
+    # ------------------------------------------------------------------------------------ input
+    _count("loader.num_workers", "{} loader workers", 0, 256, numbers="draws", by=("hook", "argument"),
+           memory=_BATCHES),
+    _count("loader.prefetch_factor", "{} batches ahead per worker", 1, 64,
+           by=("hook", "argument"), memory=_BATCHES),
+    _flag("loader.pin_memory", "pinned batches", by=("hook", "argument"),
+          memory="pinned host memory of prefetch × batch"),
+    _flag("loader.persistent_workers", "workers kept between epochs", numbers="draws",
+          by=("hook", "argument"), memory="workers keep their memory between epochs"),
+    _count("worker.threads", "{} thread(s) in each loader worker", 1, 64,
+           by=("hook", "environment")),
+    _flag("cpu.affinity", "each rank on cores of its own, near its device"),
+    _count("cpu.threads", "{} threads for operations of the training process", 1, 256,
+           by=("environment", "hook"), live=True),
+    # --------------------------------------------------------------------------------- transfer
+    _flag("transfer.non_blocking", "copies to the device that do not block", live=True),
+    # ------------------------------------------------------------------------------------- host
+    _flag("optimizer.fused", "fused optimizer", by=("hook", "argument")),
+    _flag("optimizer.set_to_none", "gradients set to None instead of zeroed", live=True),
+    _flag("debug", "debug modes", by=("hook", "environment")),
+    _flag("gc.freeze", "garbage collector that leaves long-lived objects alone", live=True),
+    _count("memory.flush", "empty_cache() and gc.collect() only every {} steps (0: never)",
+           0, 1_000_000, by=("hook", "argument"), live=True),
+    _flag("allocator.expandable_segments", "allocator segments that grow", by=("environment",)),
+    # ---------------------------------------------------------------------------------- compute
+    _choice("precision.tf32", "float32 matrix products in TF32 ({})", ("high", "medium"), numbers="lossy",
+            by=("hook", "argument"), live=True),
+    _choice("precision.autocast", "autocast to {}", ("bfloat16", "float16"), numbers="lossy",
+            by=("hook", "argument")),
+    _choice("attention.sdpa", "SDPA back end {}",
+            ("flash", "efficient", "cudnn", "math"), live=True),
+    _choice("attention.implementation", "attention implementation {}",
+            ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+            by=("hook", "argument")),
+    _flag("patch_embedding.matmul", "patch embedding as a matrix product"),
+    _flag("liger", "Liger kernels", by=("hook", "argument")),
+    _flag("compile.blocks", "compiled blocks", memory="host memory and time of the compiler"),
+    _flag("cudnn.benchmark", "kernel search of cuDNN", by=("hook", "argument"), live=True),
+    _choice("recompute", "activations recomputed in {} blocks", ("no", "half of the", "all"),
+            by=("hook", "argument"), memory="activations that are kept until backward"),
+    _count("batch.micro", "micro-batch of {}, the same batch per optimizer step", 1, 1 << 16,
+           by=("argument", "hook"), memory="activations of the micro-batch"),
+    # ------------------------------------------------------------------------------------- comm
+    _flag("ddp.no_sync", "gradients reduced once per optimizer step"),
+    _count("ddp.bucket_cap_mb", "gradient buckets of {} MB", 1, 4096, by=("hook", "argument")),
+    _choice("nccl.algo", "NCCL_ALGO={}", ("Ring", "Tree", "NVLS"), by=("environment",)),
+    _choice("nccl.proto", "NCCL_PROTO={}", ("Simple", "LL", "LL128"), by=("environment",)),
+    _count("nccl.nchannels", "at least {} NCCL channels", 1, 64, by=("environment",),
+           memory="device memory of the channels"),
+)  # fmt: skip
+
+KNOBS: Final[Mapping[str, Knob]] = MappingProxyType({knob.id: knob for knob in _ALL})
+
+
+def check(settings: Settings) -> Settings:
+    """The settings; raises :class:`UsageError` for a knob or a value that there is not."""
+    for id, value in settings.items():
+        knob = KNOBS.get(id)
+        if knob is None:
+            raise UsageError(f"{id}: no such knob", hint=f"there are {', '.join(KNOBS)}")
+        if not knob.admits(value):
+            raise UsageError(f"{id} = {value!r}: {_range(knob)}")
+    return settings
+
+
+def words(settings: Settings) -> str:
+    """``8 loader workers, pinned batches``; knobs of a trainer's configuration as ``a.b = c``."""
+    return ", ".join(
+        KNOBS[id].words(value) if id in KNOBS else f"{id} = {value}"
+        for id, value in settings.items()
+    )
+
+
+def _range(knob: Knob) -> str:
+    if knob.kind == "flag":
+        return "true or false"
+    if knob.kind == "count":
+        return f"a number from {knob.low} to {knob.high}"
+    return f"one of {', '.join(knob.choices)}"

@@ -29,6 +29,8 @@ FP32 = ("--width", "4096", "--layers", "4", "--batch", "8", "--length", "1024", 
 MEDIUM = ("--width", "1024", "--layers", "12", "--batch", "8", "--length", "512", "--steps", "250",
           "--dtype", "bfloat16", "--fused")  # fmt: skip
 
+PLAIN = ("--no-bias", "--patches", "4096")
+
 
 @dataclass(frozen=True)
 class Case:
@@ -61,9 +63,13 @@ CASES = (
     Case("offload-fixed", "cpu_adam.py", ("--arm", "fixed"), "any"),
     Case("conv", "patch_tower.py", (), "compute.slow-kernel", "conv-fixed"),
     Case("conv-fixed", "patch_tower.py", ("--arm", "fixed"), "any"),
+    Case("conv-plain", "patch_tower.py", (*PLAIN, "--arm", "faulty"), "compute.slow-kernel",
+         "conv-plain-fixed"),
+    Case("conv-plain-fixed", "patch_tower.py", (*PLAIN, "--arm", "fixed"), "any"),
     Case("healthy", "language_model.py", BUSY, None),
     Case("healthy-item", "language_model.py", (*BUSY, "--log-every", "1"), None),
     Case("vlm", "vlm_padded.py", (), "compute.padding"),
+    Case("vlm-vision", "vlm_padded.py", ("--train-vision", "--batch", "6"), "compute.padding"),
 )  # fmt: skip
 
 

@@ -31,6 +31,17 @@ def test_each_script_ends_with_code_0_after_three_steps(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["patch_tower.py", "vlm_padded.py"])
+def test_scripts_for_a_gpu_train_a_few_tiny_steps_on_the_cpu(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS.parent / "gpu_scripts" / script), "--tiny"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_every_script_stands_in_the_table_and_the_other_way_round() -> None:
     written = {path.name for path in SCRIPTS.glob("*.py") if not path.name.startswith("_")}
     assert written == {case.script for case in CASES}

@@ -81,8 +81,8 @@ _BATCHES = "host memory of workers × prefetch × batch"
 
 _ALL: Final = (
     # ------------------------------------------------------------------------------------ input
-    _count("loader.num_workers", "{} loader workers", 0, 256, numbers="draws", by=("hook", "argument"),
-           memory=_BATCHES),
+    _count("loader.num_workers", "{} loader workers", 0, 256, numbers="draws",
+           by=("hook", "argument"), memory=_BATCHES),
     _count("loader.prefetch_factor", "{} batches ahead per worker", 1, 64,
            by=("hook", "argument"), memory=_BATCHES),
     _flag("loader.pin_memory", "pinned batches", by=("hook", "argument"),
@@ -105,10 +105,10 @@ _ALL: Final = (
            0, 1_000_000, by=("hook", "argument"), live=True),
     _flag("allocator.expandable_segments", "allocator segments that grow", by=("environment",)),
     # ---------------------------------------------------------------------------------- compute
-    _choice("precision.tf32", "float32 matrix products in TF32 ({})", ("high", "medium"), numbers="lossy",
-            by=("hook", "argument"), live=True),
-    _choice("precision.autocast", "autocast to {}", ("bfloat16", "float16"), numbers="lossy",
-            by=("hook", "argument")),
+    _choice("precision.tf32", "float32 matrix products in TF32 ({})", ("high", "medium"),
+            numbers="lossy", by=("hook", "argument"), live=True),
+    _choice("precision.autocast", "autocast to {}", ("bfloat16", "float16"),
+            numbers="lossy", by=("hook", "argument")),
     _choice("attention.sdpa", "SDPA back end {}",
             ("flash", "efficient", "cudnn", "math"), live=True),
     _choice("attention.implementation", "attention implementation {}",

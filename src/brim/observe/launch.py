@@ -37,10 +37,20 @@ class Options:
     """Steps recorded before; None: the hooks' own margin."""
     least_s: float = 20.0
     """Measure at least this long, to see what comes once in a while."""
+    most_s: float = 900.0
+    """Measure no longer than this, however slow the steps are."""
     profile: bool = True
+    losses: bool = False
+    """Record the loss of each step."""
 
     def encoded(self) -> str:
-        options = {"steps": self.steps, "least_s": self.least_s, "profile": self.profile}
+        options = {
+            "steps": self.steps,
+            "least_s": self.least_s,
+            "most_s": self.most_s,
+            "profile": self.profile,
+            "losses": self.losses,
+        }
         if self.warmup is not None:
             options["warmup"] = self.warmup
         return json.dumps(options)

@@ -74,6 +74,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: list[str]
     where: Where | None = None
     remedies: list[Remedy] = []
+    facts: dict[str, float | int | str] = {}
+    """Named figures that the remedies were worded with: ``workers``, ``pad_share``, …"""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

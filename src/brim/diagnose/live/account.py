@@ -286,6 +286,7 @@ def _finding(cause: str, share: float, clues: list[Clue]) -> Finding:
         evidence=evidence[:6],
         where=first.where,
         remedies=remedies.for_cause(cause, first.facts),
+        facts=first.facts,
     )
 
 
@@ -310,6 +311,9 @@ def metrics(found: Sequence[Rank]) -> dict[str, float]:
     batches = sum(r.evidence.total.batches for r in found)
     if tokens and counted and batches:
         named["tokens_per_s"] = tokens / counted * batches / wall
+    samples = sum(r.evidence.total.documents for r in found)
+    if samples:
+        named["samples_per_s"] = samples / wall
     named["input_wait"] = first.share("input")
     share = computes.pad_share(first)
     if share is not None:

@@ -239,6 +239,7 @@ def _findings(
                 evidence=evidence,
                 where=both[-1].where or both[0].where,
                 remedies=(both[-1].remedies or remedies.for_cause(cause, {})),
+                facts={name: fact for f in both for name, fact in f.facts.items()},
             )
         )
     return sorted(made, key=lambda f: -f.share)

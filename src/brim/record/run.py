@@ -16,6 +16,7 @@ import msgspec
 from brim.errors import InputError
 from brim.files import write_atomic
 from brim.record import devices
+from brim.record.applied import Applied, file_name, read_applied
 from brim.record.devices import Recording
 from brim.record.lines import read_lines
 from brim.record.steps import Process, Stack, read_process, read_stacks
@@ -49,6 +50,8 @@ class Run(msgspec.Struct, kw_only=True):
     recording: Recording | None = None
     """Devices and host beside the job; None when nothing was sampled."""
     traces: list[Path] = []
+    applied: dict[int, Applied] = {}
+    """By rank, what became of the settings that the job was started with."""
     notes: list[str] = []
 
 
@@ -173,8 +176,18 @@ def read_run(folder: Path) -> Run:
         worker_stacks={r: read_stacks(folder / f"stacks.workers.rank{r}.jsonl") for r in by_rank},
         recording=_recording(folder),
         traces=sorted(folder.glob("trace.rank*.json.gz")),
+        applied={r: _applied(folder, p) for r, p in by_rank.items()},
         notes=notes,
     )
+
+
+def _applied(folder: Path, process: Process) -> Applied:
+    """What became of the settings; the losses that came with them go to the steps."""
+    applied = read_applied(folder / file_name(process.header.rank))
+    losses = applied.losses.get(process.header.pid, {})
+    for step in process.steps:
+        step.loss = losses.get(step.n, step.loss)
+    return applied
 
 
 def _why_nothing(folder: Path) -> str:

@@ -43,6 +43,8 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     debug: list[str] = []
     own: float = 0.0
     """brim's own counting."""
+    arm: int | None = None
+    """Of a job that alternates between two settings: which one was in effect."""
 
     # input
     input_wait: float = 0.0
@@ -101,9 +103,12 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     # content
     tokens: int = 0
+    """Padding included."""
     pad_tokens: int = 0
     counted_batches: int = 0
     longest: int = 0
+    documents: int = 0
+    """Training samples, where they are known: a batch of the hooks has rows, not samples."""
     images: int = 0
     patches: int = 0
     loss: float | None = None
@@ -230,6 +235,8 @@ def merge(steps: Sequence[Step]) -> Step:
         setattr(total, name, sum(getattr(s, name) for s in steps))
     delays = [s.run_delay for s in steps if s.run_delay is not None]
     total.run_delay = sum(delays) if delays else None
+    losses = [s.loss for s in steps if s.loss is not None]
+    total.loss = sum(losses) if losses else None
     total.profiled = max(s.profiled for s in steps)
     total.probe = max(s.probe for s in steps)
     total.longest = max(s.longest for s in steps)

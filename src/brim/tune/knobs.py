@@ -118,7 +118,7 @@ _ALL: Final = (
     _flag("liger", "Liger kernels", by=("hook", "argument")),
     _flag("compile.blocks", "compiled blocks", memory="host memory and time of the compiler"),
     _flag("cudnn.benchmark", "kernel search of cuDNN", by=("hook", "argument"), live=True),
-    _choice("recompute", "activations recomputed in {} blocks", ("no", "half of the", "all"),
+    _choice("recompute", "activations recomputed in blocks: {}", ("none", "half", "all"),
             by=("hook", "argument"), memory="activations that are kept until backward"),
     _count("batch.micro", "micro-batch of {}, the same batch per optimizer step", 1, 1 << 16,
            by=("argument", "hook"), memory="activations of the micro-batch"),

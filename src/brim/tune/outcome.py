@@ -1,0 +1,62 @@
+"""What one run of the job under one setting gave."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from brim.record.findings import Finding
+from brim.record.ladder import Fate
+
+Ending = Literal[
+    "measured", "crashed", "hung", "out of memory", "not finite", "nothing measured"
+]  # fmt: skip
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of ``applied.rank*.jsonl``: what became of a knob in one process."""
+
+    knob: str
+    state: str
+    """``applied``, ``unavailable`` or ``failed``."""
+    reason: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.  What was not seen is empty, never 0."""
+
+    ending: Ending
+    why: str = ""
+    """Of an ending that is not ``measured``: the last thing that was seen."""
+    folder: str = ""
+    wall_s: float = 0.0
+    steps: dict[int, float] = {}
+    """Number of a steady step → seconds, the mean over ranks."""
+    losses: dict[int, float | None] = {}
+    """Number of a step → loss; null where it was not finite."""
+    work: float | None = None
+    """Samples, else tokens, of a step."""
+    figures: dict[str, float] = {}
+    """As in ``Diagnosis.metrics``."""
+    findings: list[Finding] = []
+    frameworks: list[str] = []
+    device: str = ""
+    applied: list[Applied] = []
+
+    @property
+    def fate(self) -> Fate:
+        """For the ladder, of a run that failed."""
+        assert self.ending != "measured"
+        return self.ending
+
+    def missing(self, knobs: set[str]) -> dict[str, str]:
+        """Those of ``knobs`` that were applied nowhere → why; none where nothing was said."""
+        states: dict[str, list[Applied]] = {}
+        for line in self.applied:
+            states.setdefault(line.knob, []).append(line)
+        return {
+            knob: lines[-1].reason or lines[-1].state
+            for knob, lines in states.items()
+            if knob in knobs and all(line.state != "applied" for line in lines)
+        }

@@ -121,6 +121,40 @@ class OptimizerTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelTable:
+    """How several ranks share a run; without torchrun nothing here matters."""
+
+    data: str = "auto"
+    """ddp: a copy of the model on every rank.  fsdp: one copy over all ranks.  hsdp: one copy over
+    the ranks of a host.  auto: what sends least among those that fit."""
+    shard_ranks: int = 0
+    """hsdp: ranks that share a copy; 0: those of a host."""
+    reduce_dtype: str = "float32"
+    """fsdp, hsdp: gradients are summed in float32 or bfloat16."""
+    reshard_after_forward: str = "auto"
+    """fsdp, hsdp: true gathers weights again for the backward pass, false keeps them; auto: by
+    memory."""
+    gradient_sync: str = "auto"
+    """step: gradients are reduced once a step.  row: after every row, which keeps less when
+    sharded.  auto: step where memory allows."""
+    prefetch: int = 1
+    """fsdp, hsdp: blocks whose weights are gathered ahead in the forward pass."""
+    ddp_bucket_cap_mb: int = 25
+    """ddp: gradients that are reduced as one."""
+    ddp_static_graph: bool = True
+    """ddp: the same parameters take part in every step, which brim's plan sees to."""
+
+    def __post_init__(self) -> None:
+        _one_of("parallel.data", self.data, ("auto", "ddp", "fsdp", "hsdp"))
+        _one_of("parallel.reduce_dtype", self.reduce_dtype, ("float32", "bfloat16"))
+        _one_of("parallel.reshard_after_forward", self.reshard_after_forward,
+                ("auto", "true", "false"))  # fmt: skip
+        _one_of("parallel.gradient_sync", self.gradient_sync, ("auto", "step", "row"))
+        _at_least(0, parallel=self, names=("shard_ranks", "prefetch"))
+        _at_least(1, parallel=self, names=("ddp_bucket_cap_mb",))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainTable:
     """How long, and what is written when."""
 
@@ -170,6 +204,7 @@ class Config:
     lora: LoraTable = field(default_factory=LoraTable)
     optimizer: OptimizerTable = field(default_factory=OptimizerTable)
     train: TrainTable = field(default_factory=TrainTable)
+    parallel: ParallelTable = field(default_factory=ParallelTable)
     data: DataConfig = field(default_factory=DataConfig)
     eval: DataConfig = field(default_factory=DataConfig)
     """Sources to evaluate on; its other fields are those of data unless given."""
@@ -220,6 +255,7 @@ def of_table(table: Mapping[str, Any], folder: Path) -> Config:
         lora=plain.lora,
         optimizer=plain.optimizer,
         train=plain.train,
+        parallel=plain.parallel,
         data=rows,
         eval=DataConfig.of_table({**shared, **evaluation}, folder),
     )

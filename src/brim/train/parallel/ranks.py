@@ -36,7 +36,7 @@ class Ranks:
     local_rank: int = 0
     local_world: int = 1
     """Ranks on this host."""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     host: dist.ProcessGroup | None = field(default=None, repr=False)
     """The gloo group of all ranks; None outside torchrun."""
 

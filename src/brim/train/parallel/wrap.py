@@ -1,0 +1,155 @@
+"""The model as the ranks of a run share it: alone, copied (DDP) or sharded (FSDP2, HSDP).
+
+All three keep one promise: after the last row of a step every rank holds, for the parameters or
+shards that are its own, the gradient of Σ scale · cross-entropy over the rows of all ranks,
+divided by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from brim.model.batch import PackedBatch
+from brim.model.qwen3vl import Qwen3VL
+from brim.train.config import ParallelTable
+from brim.train.parallel.choose import Parallelism
+from brim.train.parallel.memory import groups
+from brim.train.parallel.ranks import Ranks
+
+
+class Alone:
+    """One rank with the whole model; the others differ from it where ranks meet."""
+
+    copies = 1
+    """Ranks that hold the same gradient after a step."""
+    keeps_gradients = False
+    """Whether gradients are set to zero after a step, not freed."""
+
+    def __init__(self, model: Qwen3VL, ranks: Ranks | None = None) -> None:
+        self.model, self.ranks = model, ranks or Ranks()
+
+    def forward(self, row: PackedBatch, scale: float) -> torch.Tensor:
+        """``scale`` · Σ cross-entropy of the row."""
+        loss: torch.Tensor = self.model(row, scale)
+        return loss
+
+    def row(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Around the forward and backward pass of a row; ``last``: of the step."""
+        return nullcontext()
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of ``values`` over the ranks, in place, on the device."""
+        if self.ranks.world > 1:
+            dist.all_reduce(values)
+        return values
+
+
+class Replicated(Alone):
+    """DDP: gradients are averaged in buckets while the backward pass runs."""
+
+    keeps_gradients = True  # they are views of the buckets: freed, each row would copy them there
+
+    def __init__(self, model: Qwen3VL, ranks: Ranks, table: ParallelTable) -> None:
+        super().__init__(model, ranks)
+        self.copies = ranks.world
+        self._each_row = table.gradient_sync == "row"
+        self.ddp = DistributedDataParallel(
+            model,
+            bucket_cap_mb=table.ddp_bucket_cap_mb,
+            gradient_as_bucket_view=True,
+            static_graph=table.ddp_static_graph,
+            broadcast_buffers=False,  # rotary frequencies: constants
+        )
+
+    def forward(self, row: PackedBatch, scale: float) -> torch.Tensor:
+        loss: torch.Tensor = self.ddp(row, scale)
+        return loss
+
+    def row(self, *, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last or self._each_row else self.ddp.no_sync()
+
+
+class Sharded(Alone):
+    """FSDP2: every block's weights are gathered before it runs and its gradients scattered after.
+
+    On a mesh of two dimensions (HSDP) the shards lie along the second, and gradients are also
+    averaged over the first.
+    """
+
+    def __init__(
+        self, model: Qwen3VL, ranks: Ranks, table: ParallelTable, choice: Parallelism
+    ) -> None:
+        super().__init__(model, ranks)
+        spread = choice.spread
+        self.copies = ranks.world // spread.shards
+        self._once = spread.whole_gradients
+        dtype = next(model.parameters()).dtype
+        policy = MixedPrecisionPolicy(
+            param_dtype=dtype,
+            # a model in float32 is never reduced in less
+            reduce_dtype=torch.float32 if table.reduce_dtype == "float32" else dtype,
+            cast_forward_inputs=False,
+        )
+        mesh = _mesh(ranks, spread.shards, hybrid=choice.data.value == "hsdp")
+        inner = groups(model)
+        for name, module in inner.items():
+            # what the root holds is used first and last: it would be gathered again at once
+            gathered = spread.gathered or not name
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not gathered)
+        _prefetch(model, table.prefetch)
+
+    def row(self, *, last: bool) -> AbstractContextManager[Any]:
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_requires_gradient_sync(last or not self._once)
+        return nullcontext()
+
+
+def wrap(model: Qwen3VL, ranks: Ranks, table: ParallelTable, choice: Parallelism) -> Alone:
+    """The model as ``choice`` says.  Sharding replaces its parameters, so optimizers come later."""
+    if choice.data.value == "ddp":
+        return Replicated(model, ranks, table)
+    if choice.sharded:
+        return Sharded(model, ranks, table, choice)
+    return Alone(model, ranks)
+
+
+def _mesh(ranks: Ranks, shards: int, *, hybrid: bool) -> DeviceMesh:
+    kind = ranks.device.type
+    if hybrid:
+        shape = (ranks.world // shards, shards)
+        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(kind, (ranks.world,), mesh_dim_names=("shard",))
+
+
+def _prefetch(model: Qwen3VL, ahead: int) -> None:
+    """Gather ``ahead`` groups before their turn in the forward pass, tower and text apart, since a
+    row without pictures has no tower.  In the backward pass FSDP2 does so by the order it saw."""
+    for chain in (tower_order(model), list(model.blocks)):
+        for place, module in enumerate(chain):
+            assert isinstance(module, FSDPModule)
+            module.set_modules_to_forward_prefetch(_sharded(chain[place + 1 : place + 1 + ahead]))
+
+
+def tower_order(model: Qwen3VL) -> list[nn.Module]:
+    """The tower's groups as the forward pass reaches them."""
+    tower = model.visual
+    found: list[nn.Module] = [tower]
+    taps = iter(tower.deepstack)
+    for index, block in enumerate(tower.blocks):
+        found.append(block)
+        if index in tower.config.deepstack:
+            found.append(next(taps))
+    return [*found, tower.merger]
+
+
+def _sharded(modules: Iterable[nn.Module]) -> list[FSDPModule]:
+    return [m for m in modules if isinstance(m, FSDPModule)]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from brim.train.parallel.shards import first_element, local
 from brim.train.rounding import hashed, stochastic_bfloat16
 
 CLIP, UPDATE, CORRECTION_1, CORRECTION_2 = range(4)
@@ -20,7 +21,10 @@ CLIP, UPDATE, CORRECTION_1, CORRECTION_2 = range(4)
 
 
 class Update(Protocol):
-    """One parameter's update in place; ``control`` is (4,) float32 on the device."""
+    """One parameter's update in place; ``control`` is (4,) float32 on the device.
+
+    ``first``: the number, in the whole parameter, of the first element of these tensors.
+    """
 
     def __call__(
         self,
@@ -36,6 +40,7 @@ class Update(Protocol):
         betas: tuple[float, float],
         eps: float,
         seed: int,
+        first: int,
         round_weight: bool,
     ) -> None: ...
 
@@ -53,6 +58,7 @@ def reference_update(
     betas: tuple[float, float],
     eps: float,
     seed: int,
+    first: int,
     round_weight: bool,
 ) -> None:
     """Any device, torch operators only."""
@@ -66,7 +72,7 @@ def reference_update(
     if master is not None:
         _replace(master, w, update)
     if round_weight or mean.dtype is torch.bfloat16:
-        noise = _noise(weight, seed)
+        noise = _noise(weight, seed, first)
         if round_weight:
             w = stochastic_bfloat16(w, noise & 0xFFFF)
         if mean.dtype is torch.bfloat16:
@@ -76,8 +82,9 @@ def reference_update(
         _replace(target, value, update)
 
 
-def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:
-    return hashed(torch.arange(like.numel(), device=like.device), seed).view(like.shape)
+def _noise(like: torch.Tensor, seed: int, first: int) -> torch.Tensor:
+    elements = torch.arange(first, first + like.numel(), device=like.device)
+    return hashed(elements, seed).view(like.shape)
 
 
 def _replace(target: torch.Tensor, value: torch.Tensor, update: torch.Tensor) -> None:
@@ -172,12 +179,17 @@ class AdamW(torch.optim.Optimizer):
                 seed += 1
 
     def _step(self, group: dict[str, Any], parameter: torch.Tensor, seed: int) -> None:
-        state = self.state[parameter]
+        """A sharded parameter is updated where it lies; its noise is that of the whole one."""
+        weight = local(parameter)
+        if not weight.numel():
+            return  # more ranks than rows: this one holds nothing of it
+        assert parameter.grad is not None
+        state = {kind: local(value) for kind, value in self.state[parameter].items()}
         master = state.get("master")
         self._update(
-            parameter,
+            weight,
             master,
-            parameter.grad,
+            local(parameter.grad),
             state["mean"],
             state["square"],
             self.control,
@@ -186,6 +198,7 @@ class AdamW(torch.optim.Optimizer):
             betas=group["betas"],
             eps=group["eps"],
             seed=seed,
+            first=first_element(parameter),
             round_weight=master is None and parameter.dtype is torch.bfloat16,
         )
 
@@ -222,7 +235,7 @@ def decay_groups(
 
 
 def gradient_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm over all gradients, float32, on their device."""
-    grads = [p.grad for p in parameters if p.grad is not None]
+    """The 2-norm over all gradients (sharded: over this rank's parts), float32, on their device."""
+    grads = [local(p.grad) for p in parameters if p.grad is not None]
     norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack(norms))

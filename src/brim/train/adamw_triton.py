@@ -77,6 +77,11 @@ def _adamw(  # type: ignore[no-untyped-def]
         tl.store(square + at, v, inside)
 
 
+def _signed(start: int) -> int:
+    """``start`` modulo 2³² as a signed 32-bit argument, so that no value needs another kernel."""
+    return (start + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
 def update(
     weight: torch.Tensor,
     master: torch.Tensor | None,
@@ -90,6 +95,7 @@ def update(
     betas: tuple[float, float],
     eps: float,
     seed: int,
+    first: int,
     round_weight: bool,
 ) -> None:
     """The same as :func:`brim.train.adamw.reference_update`, in place, in one launch."""
@@ -106,7 +112,7 @@ def update(
         decay,
         *betas,
         eps,
-        spread(seed),
+        _signed(spread(seed) + first),
         HAS_MASTER=master is not None,
         ROUND_WEIGHT=round_weight,
         ROUND_STATE=mean.dtype is torch.bfloat16,

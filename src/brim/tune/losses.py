@@ -27,6 +27,8 @@ REPEATED: Final = 3.0
 """Times the largest difference between runs of one setting is still no difference."""
 COMPARED: Final = 20
 """First steps that are compared: later the drift says more about chaos than about the setting."""
+BEGINNING: Final = 5
+"""First steps that tell whether a job is seeded; one alone may agree by chance."""
 APART: Final = 4.0
 """Standard errors between two distributions that differ."""
 
@@ -41,10 +43,10 @@ class Comparison:
 
 def compare(before: Sequence[Losses], after: Losses, numbers: Numbers) -> Comparison:
     """``before``: runs of the setting that is compared with."""
-    if any(value is None for value in after.values()):
-        n = next(n for n, value in after.items() if value is None)
-        return Comparison(False, f"the loss of step {n} is not finite")
     runs = [run for run in before if run]
+    for n, value in after.items():
+        if value is None and all(run.get(n, 0.0) is not None for run in runs):
+            return Comparison(False, f"the loss of step {n} is not finite")
     common = sorted(set(after).intersection(*map(set, runs))) if runs and after else []
     if not common:
         return Comparison(None, "no losses were seen")
@@ -69,8 +71,17 @@ def _off(a: float, b: float) -> float:
 
 def _seeded(runs: Sequence[Losses], common: Sequence[int]) -> bool:
     """Do runs of one setting begin alike?  A single run is believed to be seeded."""
-    starts = [_value(run, common[0]) for run in runs]
-    return all(_off(starts[0], start) <= AT_ONCE for start in starts)
+    first = runs[0]
+    return all(
+        _off(_value(first, n), _value(run, n)) <= _rounding(k)
+        for run in runs[1:]
+        for k, n in enumerate(common[:BEGINNING])
+    )
+
+
+def _rounding(k: int) -> float:
+    """Relative difference that rounding may have made after ``k`` updates."""
+    return min(AT_ONCE + k * A_STEP, AT_MOST)
 
 
 def _by_step(runs: Sequence[Losses], after: Losses, common: Sequence[int]) -> Comparison:
@@ -81,7 +92,7 @@ def _by_step(runs: Sequence[Losses], after: Losses, common: Sequence[int]) -> Co
         values = [_value(run, n) for run in runs]
         apart = REPEATED * max(_off(a, b) for a in values for b in values)
         off = min(_off(value, _value(after, n)) for value in values)
-        if not off <= max(apart, min(AT_ONCE + k * A_STEP, AT_MOST)):  # NaN is beyond
+        if not off <= max(apart, _rounding(k)):  # NaN is beyond
             beyond += 1
         if off > worst:
             worst, at = off, n

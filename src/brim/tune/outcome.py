@@ -6,21 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from brim.record.applied import Knob as AppliedKnob
 from brim.record.findings import Finding
 from brim.record.ladder import Fate
 
 Ending = Literal[
     "measured", "crashed", "hung", "out of memory", "not finite", "nothing measured"
 ]  # fmt: skip
-
-
-class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of ``applied.rank*.jsonl``: what became of a knob in one process."""
-
-    knob: str
-    state: str
-    """``applied``, ``unavailable`` or ``failed``."""
-    reason: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +34,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding] = []
     frameworks: list[str] = []
     device: str = ""
-    applied: list[Applied] = []
+    applied: list[AppliedKnob] = []
+    """Of all ranks."""
 
     @property
     def fate(self) -> Fate:
@@ -52,9 +45,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     def missing(self, knobs: set[str]) -> dict[str, str]:
         """Those of ``knobs`` that were applied nowhere → why; none where nothing was said."""
-        states: dict[str, list[Applied]] = {}
+        states: dict[str, list[AppliedKnob]] = {}
         for line in self.applied:
-            states.setdefault(line.knob, []).append(line)
+            states.setdefault(line.id, []).append(line)
         return {
             knob: lines[-1].reason or lines[-1].state
             for knob, lines in states.items()

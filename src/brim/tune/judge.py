@@ -1,0 +1,141 @@
+"""One setting against another: run both in turn until it is clear which is better, or too close.
+
+A large difference is clear after a pair of runs, a small one takes more; what is still inside the
+noise after ``MOST_PAIRS`` is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from brim.record.ladder import Fate, Speedup
+from brim.tune import losses
+from brim.tune.knobs import KNOBS, Numbers, Settings, words
+from brim.tune.noise import Noise, Pair, speedup
+from brim.tune.outcome import Outcome
+from brim.tune.trials import Trials
+
+MOST_PAIRS: Final = 4
+WORTH: Final = 1.01
+"""Less than this is not worth a setting that somebody has to understand later."""
+_SAME_WORK: Final = 0.1
+"""Batches of texts vary; a step whose work differs by more has another size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """``fate`` is empty when B is better."""
+
+    fate: Fate | None = None
+    why: str = ""
+    speed: Speedup | None = None
+    loss: str = ""
+    same: bool | None = None
+    """Whether the losses agree; null where that cannot be said."""
+
+    @property
+    def better(self) -> bool:
+        return self.fate is None
+
+
+class Judge:
+    """Compares settings by running them."""
+
+    def __init__(self, trials: Trials, say: Callable[[str], None] = lambda text: None) -> None:
+        self.trials, self._say = trials, say
+
+    def compare(self, a: Settings, b: Settings, numbers: Numbers) -> Judgement:
+        """B against A, which has been measured.  ``numbers``: what the change may do to them."""
+        latest = self.trials.measured(a)[-1:]
+        pairs: list[tuple[Outcome, Outcome]] = []
+        checked = Judgement()
+        for k in range(MOST_PAIRS):
+            before = latest[0] if k == 0 and latest else self.trials.run(a)
+            known = self.trials.measured(b)
+            after = known[-1] if k == 0 and known else self.trials.run(b)
+            if before.ending != "measured":
+                why = f"the job without it {before.ending}: {before.why}"
+                return Judgement(fate="undecided", why=why, speed=self.speed(pairs))
+            checked = self._check(a, b, after, numbers)
+            if not checked.better:
+                return checked
+            pairs.append((before, after))
+            speed = self.speed(pairs)
+            assert speed is not None
+            self._say(_said(speed))
+            fate = _decided(speed, last=k + 1 == MOST_PAIRS)
+            if fate != "undecided":
+                return Judgement(
+                    fate=fate, why=_said(speed), speed=speed, loss=checked.loss, same=checked.same
+                )
+        raise AssertionError("the last pair decides")
+
+    def _check(self, a: Settings, b: Settings, after: Outcome, numbers: Numbers) -> Judgement:
+        """Did it run, with what was asked for, and does it compute the same?"""
+        if after.ending != "measured":
+            return Judgement(fate=after.fate, why=after.why)
+        changed = {id for id, value in b.items() if a.get(id) != value}
+        missing = after.missing(changed)
+        if changed and set(missing) == changed:
+            why = "; ".join(f"{words({id: b[id]})}: {why}" for id, why in missing.items())
+            return Judgement(fate="not applied", why=why)
+        found = self._losses(a, after, numbers)
+        if found.same is False:
+            finite = None not in after.losses.values()
+            fate: Fate = "loss differs" if finite else "not finite"
+            return Judgement(fate=fate, why=found.words, loss=found.words, same=False)
+        return Judgement(loss=found.words, same=found.same)
+
+    def _losses(self, a: Settings, after: Outcome, numbers: Numbers) -> losses.Comparison:
+        """One run of A does not show whether the job is seeded: before a setting is blamed for
+        another loss, A has run twice."""
+        before = [o.losses for o in self.trials.measured(a)]
+        found = losses.compare(before, after.losses, numbers)
+        if found.same is False and len(before) == 1 and None not in after.losses.values():
+            again = self.trials.run(a)
+            if again.ending == "measured":
+                found = losses.compare([*before, again.losses], after.losses, numbers)
+        return found
+
+    def speed(self, pairs: Sequence[tuple[Outcome, Outcome]]) -> Speedup | None:
+        """None without a pair."""
+        if not pairs:
+            return None
+        noise = Noise.learned([[o.steps for o in group] for group in self.trials.groups()])
+        steps: list[Pair] = [(a.steps, b.steps) for a, b in pairs]
+        return speedup(steps, noise, work=_work(*pairs[-1]))
+
+
+def numbers_of(settings: Settings) -> Numbers:
+    """The worst of what the knobs do to the numbers."""
+    kinds = {KNOBS[id].numbers for id in settings if id in KNOBS}
+    for kind in ("lossy", "draws"):
+        if kind in kinds:
+            return kind  # type: ignore[return-value]
+    return "same"
+
+
+def _work(a: Outcome, b: Outcome) -> float:
+    """Work of a step of B by that of a step of A; 1 where it is equal or not known."""
+    if not a.work or not b.work or abs(b.work / a.work - 1) <= _SAME_WORK:
+        return 1.0
+    return b.work / a.work
+
+
+def _decided(speed: Speedup, *, last: bool) -> Fate | None:
+    """None: better; ``undecided``: another pair is needed."""
+    if speed.low > 1.0 and speed.ratio >= WORTH:
+        return None
+    if speed.ratio < 1.0 or speed.high < WORTH or (speed.pairs >= 2 and speed.ratio < WORTH):
+        return "no gain"
+    return "not beyond the noise" if last else "undecided"
+
+
+def _said(speed: Speedup) -> str:
+    return (
+        f"{speed.ratio:.3g}× ({speed.low:.3g} – {speed.high:.3g}, 99 %; median step "
+        f"{speed.median:.3g}×; {speed.pairs} pair{'s' * (speed.pairs != 1)} of runs, "
+        f"{speed.steps} of steps)"
+    )

@@ -1,0 +1,118 @@
+"""Runs of the job, each written down when it has ended, so that none is ever repeated.
+
+The search decides by what runs gave and by nothing else.  So the log of runs is its whole state:
+after a crash or Ctrl-C it is started from the beginning, is handed the same outcomes from the log,
+and comes to the same place without running anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from brim.record.lines import decoded
+from brim.tune.candidates import key_of
+from brim.tune.knobs import Settings, Value
+from brim.tune.outcome import Outcome
+
+Key = tuple[tuple[str, Value], ...]
+FILE = "trials.jsonl"
+
+
+class OutOfBudget(Exception):
+    """Another run would take longer than the time that is left."""
+
+
+class _Line(msgspec.Struct, kw_only=True):
+    settings: dict[str, Value]
+    outcome: Outcome
+
+
+class Trials:
+    """Outcomes by setting; :meth:`run` adds one more run of a setting."""
+
+    def __init__(
+        self,
+        run: Callable[[Settings], Outcome],
+        *,
+        budget_s: float,
+        path: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.limit_s = budget_s
+        """Runs begin while the time they have taken so far, and one more, stay below."""
+        self.spent_s = 0.0
+        self.count = 0
+        self._run, self._path, self._say = run, path, say
+        self._logged: dict[Key, list[Outcome]] = defaultdict(list)
+        self._taken: dict[Key, list[Outcome]] = defaultdict(list)
+        self._last_s = 0.0
+        if path is not None and path.exists():
+            for line in decoded(path, _Line):
+                self._logged[key_of(line.settings)].append(line.outcome)
+
+    @property
+    def logged(self) -> int:
+        """Runs in the log, also those that the search has not asked for yet."""
+        return sum(map(len, self._logged.values()))
+
+    def of(self, settings: Settings) -> list[Outcome]:
+        """The runs of a setting so far, in order."""
+        return list(self._taken[key_of(settings)])
+
+    def measured(self, settings: Settings) -> list[Outcome]:
+        return [o for o in self.of(settings) if o.ending == "measured"]
+
+    def groups(self) -> list[list[Outcome]]:
+        """Runs that were measured, by setting."""
+        return [[o for o in runs if o.ending == "measured"] for runs in self._taken.values()]
+
+    def run(self, settings: Settings) -> Outcome:
+        """The next run of a setting, from the log where it is known.
+
+        Raises :class:`OutOfBudget` before a run that would not fit.
+        """
+        key = key_of(settings)
+        taken, logged = self._taken[key], self._logged[key]
+        if len(taken) < len(logged):
+            outcome = logged[len(taken)]
+        else:
+            if self.count and self.spent_s + self._last_s > self.limit_s:
+                raise OutOfBudget
+            outcome = self._run(dict(settings))
+            logged.append(outcome)
+            self._write(_Line(settings=dict(settings), outcome=outcome))
+        taken.append(outcome)
+        self.count += 1
+        self.spent_s += outcome.wall_s
+        self._last_s = outcome.wall_s
+        return outcome
+
+    def _write(self, line: _Line) -> None:
+        """One write of a whole line; a reader leaves out one that was cut."""
+        if self._path is None:
+            return
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                self._close_cut_line(fd)
+                os.write(fd, msgspec.json.encode(line) + b"\n")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._say(f"{self._path}: cannot be written ({error.strerror}); going on without it")
+            self._path = None
+
+    def _close_cut_line(self, fd: int) -> None:
+        """What follows a cut line must not be lost with it."""
+        assert self._path is not None
+        with self._path.open("rb") as file, contextlib.suppress(OSError):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                os.write(fd, b"\n")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from brim.model.batch import PackedBatch, RowCounts
 from brim.model.qwen3vl import Qwen3VL
 from brim.train.adamw import AdamW, gradient_norm
+from brim.train.parallel.wrap import Alone
+
+SUMMED = tuple(f.name for f in fields(RowCounts) if not f.name.startswith("longest"))
+"""The counts of rows that add up over ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,9 @@ class Outcome:
     norm: torch.Tensor
     """2-norm of the gradient before clipping, float32; not finite when the update was skipped."""
     counts: RowCounts
+    """Of this rank's rows."""
+    totals: torch.Tensor | None = None
+    """:data:`SUMMED` over all ranks, float64; None on one rank."""
 
 
 class LossScale:
@@ -53,35 +60,79 @@ class LossScale:
 
 
 class TrainStep:
-    """Forward, backward and update of a list of rows."""
+    """Forward, backward and update of a list of rows; on several ranks, each with its own list.
+
+    The ranks meet where ``parallel`` reduces gradients, and once more in a sum of a few numbers:
+    the loss, the squared norm and the counts.  So they all know the mean over the scored tokens of
+    all ranks, clip by the same norm and skip the same updates.
+    """
 
     def __init__(
-        self, model: Qwen3VL, optimizer: AdamW, *, max_norm: float = 1.0, scaling: bool = False
+        self,
+        model: Qwen3VL,
+        optimizer: AdamW,
+        *,
+        max_norm: float = 1.0,
+        scaling: bool = False,
+        parallel: Alone | None = None,
     ) -> None:
         self.model, self.optimizer, self.max_norm = model, optimizer, max_norm
+        self.parallel = parallel or Alone(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.scale = LossScale(self.parameters[0].device, enabled=scaling)
+        self.scale = LossScale(self.optimizer.updates.device, enabled=scaling)
 
     def __call__(self, rows: Sequence[PackedBatch], lr: float) -> Outcome:
         """The mean is over the scored tokens of all rows, however they are spread."""
         counts = rows[0].counts
         for row in rows[1:]:
             counts = counts + row.counts
-        loss = torch.zeros((), device=self.scale.scale.device)
-        for row in rows:
-            part = self.model(row, 1 / max(counts.scored, 1))
-            (part * self.scale.scale).backward()
-            loss += part.detach()
-        norm = self._update(lr)
-        return Outcome(loss, norm, counts)
+        if self.parallel.ranks.world == 1:
+            loss = self._backward(rows, 1 / max(counts.scored, 1))
+            norm = self._update(gradient_norm(self.parameters), self.scale.scale, lr)
+            return Outcome(loss, norm, counts)
+        return self._together(rows, counts, lr)
 
-    def _update(self, lr: float) -> torch.Tensor:
-        norm = gradient_norm(self.parameters)
-        self.optimizer.prepare(norm, self.max_norm, self.scale.scale)
+    def _together(self, rows: Sequence[PackedBatch], counts: RowCounts, lr: float) -> Outcome:
+        """How many tokens the others score is known after the backward pass only, so losses are
+        divided by a number that all ranks know, and put right in the update.  It is a power of two:
+        nothing is rounded by it.
+        """
+        world = self.parallel.ranks.world
+        nominal = 1 << (rows[0].length * len(rows) * world - 1).bit_length()
+        loss = self._backward(rows, world / nominal)
+        square = gradient_norm(self.parameters).double() ** 2 / self.parallel.copies
+        numbers = _on_device([getattr(counts, name) for name in SUMMED], loss.device)
+        sums = self.parallel.total(torch.cat([torch.stack([loss.double(), square]), numbers]))
+        loss, square, totals = sums[0] / world, sums[1], sums[2:]
+        share = totals[SUMMED.index("scored")].clamp(min=1) / nominal
+        norm = self._update(square.sqrt().float(), (self.scale.scale * share).float(), lr)
+        return Outcome((loss / share).float(), norm, counts, totals)
+
+    def _backward(self, rows: Sequence[PackedBatch], scale: float) -> torch.Tensor:
+        """``scale`` times the summed cross-entropy of this rank's rows."""
+        loss = torch.zeros((), device=self.scale.scale.device)
+        for number, row in enumerate(rows, 1):
+            with self.parallel.row(last=number == len(rows)):
+                part = self.parallel.forward(row, scale)
+                (part * self.scale.scale).backward()
+            loss += part.detach()
+        return loss
+
+    def _update(self, norm: torch.Tensor, grad_scale: torch.Tensor, lr: float) -> torch.Tensor:
+        """``norm`` is that of the gradients as they are stored, ``grad_scale`` times the true."""
+        self.optimizer.prepare(norm, self.max_norm, grad_scale)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        true_norm = norm / self.scale.scale
+        self.parallel.clear(self.parameters)
+        true_norm = norm / grad_scale
         self.scale.update(torch.isfinite(norm).float())
         return true_norm
+
+
+def _on_device(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Without waiting for the device."""
+    pinned = device.type == "cuda"
+    return torch.tensor(numbers, dtype=torch.float64, pin_memory=pinned).to(
+        device, non_blocking=True
+    )

@@ -7,6 +7,7 @@ divided by their number.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -25,14 +26,19 @@ from brim.train.parallel.choose import Parallelism
 from brim.train.parallel.memory import groups
 from brim.train.parallel.ranks import Ranks
 
+# renamed in torch 2.13
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+
 
 class Alone:
     """One rank with the whole model; the others differ from it where ranks meet."""
 
     copies = 1
     """Ranks that hold the same gradient after a step."""
-    keeps_gradients = False
-    """Whether gradients are set to zero after a step, not freed."""
 
     def __init__(self, model: Qwen3VL, ranks: Ranks | None = None) -> None:
         self.model, self.ranks = model, ranks or Ranks()
@@ -46,6 +52,11 @@ class Alone:
         """Around the forward and backward pass of a row; ``last``: of the step."""
         return nullcontext()
 
+    def clear(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Forget the gradients of a finished step."""
+        for parameter in parameters:
+            parameter.grad = None
+
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of ``values`` over the ranks, in place, on the device."""
         if self.ranks.world > 1:
@@ -56,18 +67,18 @@ class Alone:
 class Replicated(Alone):
     """DDP: gradients are averaged in buckets while the backward pass runs."""
 
-    keeps_gradients = True  # they are views of the buckets: freed, each row would copy them there
-
     def __init__(self, model: Qwen3VL, ranks: Ranks, table: ParallelTable) -> None:
         super().__init__(model, ranks)
         self.copies = ranks.world
         self._each_row = table.gradient_sync == "row"
+        # in the very first row a static graph learns which parameters take part
+        self._learning = table.ddp_static_graph
         self.ddp = DistributedDataParallel(
             model,
             bucket_cap_mb=table.ddp_bucket_cap_mb,
             gradient_as_bucket_view=True,
             static_graph=table.ddp_static_graph,
-            broadcast_buffers=False,  # rotary frequencies: constants
+            **{_SYNC_BUFFERS: False},  # rotary frequencies are constants
         )
 
     def forward(self, row: PackedBatch, scale: float) -> torch.Tensor:
@@ -75,7 +86,13 @@ class Replicated(Alone):
         return loss
 
     def row(self, *, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if last or self._each_row else self.ddp.no_sync()
+        reduced = last or self._each_row or self._learning
+        self._learning = False
+        return nullcontext() if reduced else self.ddp.no_sync()
+
+    def clear(self, parameters: Iterable[torch.Tensor]) -> None:
+        # they are views of the buckets; freed, a row would write them elsewhere and copy them there
+        torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
 
 
 class Sharded(Alone):

@@ -1,0 +1,79 @@
+"""A function on several ranks that talk through gloo, on one machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# imported once, in the server that every rank is forked from
+_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "tests.train.parallel.tiny"])
+
+
+def on_ranks(
+    world: int, function: Callable[..., Any], *args: Any, timeout: float = 60
+) -> list[Any]:
+    """``function(ranks, *args)`` on every rank of ``world``; the results by rank.
+
+    A rank that fails fails the call with its traceback, and one that hangs after ``timeout``.
+    """
+    port = _free_port()
+    receivers, processes = [], []
+    for rank in range(world):
+        receiver, sender = _CONTEXT.Pipe(duplex=False)
+        process = _CONTEXT.Process(
+            target=_one, args=(rank, world, port, sender, function, args), daemon=True
+        )
+        process.start()
+        sender.close()
+        receivers.append(receiver)
+        processes.append(process)
+    try:
+        return [_result(rank, receiver, timeout) for rank, receiver in enumerate(receivers)]
+    finally:
+        for process in processes:
+            process.join(5)
+            process.kill()
+
+
+def _result(rank: int, receiver: Any, timeout: float) -> Any:
+    if not receiver.poll(timeout):
+        raise TimeoutError(f"rank {rank} gave no result within {timeout} s")
+    try:
+        good, value = receiver.recv()
+    except EOFError:
+        raise RuntimeError(f"rank {rank} is gone") from None
+    if not good:
+        raise RuntimeError(f"rank {rank} failed:\n{value}")
+    return value
+
+
+def _one(
+    rank: int, world: int, port: int, sender: Any, function: Callable[..., Any], args: Any
+) -> None:
+    import torch
+
+    from brim.train.parallel.ranks import join
+
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    try:
+        ranks = join()
+        sender.send((True, function(ranks, *args)))
+        ranks.leave()
+    except BaseException:
+        sender.send((False, traceback.format_exc()))
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port

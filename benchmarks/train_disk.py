@@ -144,10 +144,9 @@ def report(folder: Path, samples: list[tuple[float, float]], args: argparse.Name
         "steps": len(steady),
         "seconds_per_step": wall / len(steady),
         "images_per_s": sum(s["images"] for s in steady) / wall,
-        "tokens_per_s": sum(s["tokens"] for s in steady) / wall,
+        "tokens_per_s": sum(s["tokens"] - s.get("pad_tokens", 0) for s in steady) / wall,
         "input_wait": sum(s.get("input_wait", 0) for s in steady) / wall,
-        "padding": sum(s.get("pad_tokens", 0) for s in steady)
-        / sum(s["tokens"] + s.get("pad_tokens", 0) for s in steady),
+        "padding": sum(s.get("pad_tokens", 0) for s in steady) / sum(s["tokens"] for s in steady),
         "tflops": sum(tflops) / len(tflops),
         "mfu": sum(tflops) / len(tflops) / 989,
         "gpu_util": sum(util) / len(util) if util else None,

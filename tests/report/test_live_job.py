@@ -40,7 +40,8 @@ HEADER = {"kind": "header", "pid": 7, "rank": 0, "t": 99.0}
 def test_steps_tokens_images_and_where_the_time_goes(tmp_path: Path) -> None:
     folder = _run(tmp_path)
     step = {
-        "input_wait": 0.1, "backward": 0.2, "optimizer": 0.05, "images": 4, "batches": 1,
+        "input_wait": 0.1, "backward": 0.2, "optimizer": 0.05, "images": 4, "documents": 3,
+        "batches": 1,
         "tokens": 1000, "pad_tokens": 200, "counted_batches": 1, "loss": 1.5,
     }  # fmt: skip
     _append(folder, HEADER, *_steps(10, **step))
@@ -48,6 +49,7 @@ def test_steps_tokens_images_and_where_the_time_goes(tmp_path: Path) -> None:
     assert view is not None
     assert (view.step, view.ranks, view.state) == (9, 1, "running")
     assert view.steps_s == pytest.approx(2.0) and view.images_s == pytest.approx(8.0)
+    assert view.samples_s == pytest.approx(6.0)
     # padding is no token
     assert view.tokens_s == pytest.approx(1600.0) and view.loss == 1.5
     assert view.phases == pytest.approx(
@@ -76,6 +78,7 @@ def test_what_was_not_counted_is_absent_not_zero(tmp_path: Path) -> None:
     view = JobFollower(folder).view(now=102.0)
     assert view is not None
     assert view.tokens_s is None and view.images_s is None and view.loss is None
+    assert view.samples_s is None
 
 
 def test_before_the_first_step_there_is_nothing_to_show(tmp_path: Path) -> None:

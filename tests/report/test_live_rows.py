@@ -54,6 +54,7 @@ JOB = JobView(
     steps_s=2.4,
     tokens_s=98_765.4,
     images_s=183.2,
+    samples_s=91.6,
     loss=1.2345,
     phases={"input": 0.12, "backward": 0.3, "optimizer": 0.05, "forward, rest": 0.53},
     state="running",
@@ -112,7 +113,9 @@ def test_eight_devices_a_job_and_its_processes_fit_on_24_lines() -> None:
     screen = _screen(_state(recordings.eight()))
     assert len(screen) == 24
     assert sum(line.startswith(f"{i}   H200") for i, line in enumerate(screen[2:10])) == 8
-    assert any("98,800 tokens/s · 183 images/s · loss 1.234" in line for line in screen)
+    assert any(
+        "98,800 tokens/s · 183 images/s · 91.6 samples/s · loss 1.234" in line for line in screen
+    )
     assert any("pt_data_worker" in line for line in screen) and screen[-1] == "q quit"
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +37,29 @@ def test_what_is_written_is_read_back_by_the_project_itself(tmp_path: Path) -> N
     assert "hf_abcdefghijk" not in (records.folder / "run.json").read_text()
 
 
+def test_the_account_of_a_gpu_run_finds_its_device_and_peak_in_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from brim.cli.measured import _peak
+    from brim.diagnose.live.account import look, metrics
+
+    seen = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150109880320
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: seen)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: seen.name)
+    records = Records(tmp_path, ["brim", "train"], torch.device("cuda"))
+    content = {"tokens": 100, "pad_tokens": 20, "counted_batches": 1, "batches": 1, "documents": 4}
+    for n in range(8):
+        records.step(Step(n=n, t=1.0 + n / 2, wall=0.5, clock="opt0", loss=2.5, **content))
+    records.close(0, "finished")
+    (rank,) = found = look(read_run(records.folder), warmup=0)
+    assert _peak(rank) == peak_flops(torch.device("cuda"), "bfloat16") == 989e12
+    figures = metrics(found)
+    assert (figures["samples_per_s"], figures["tokens_per_s"]) == (8.0, 160.0)
+    assert figures["pad_share"] == 0.2
+
+
 def test_lines_are_on_disk_as_soon_as_they_are_written(tmp_path: Path) -> None:
     records = Records(tmp_path, ["brim", "train"], CPU)
     records.metrics({"step": 1})
@@ -57,8 +81,8 @@ def test_a_cpu_has_no_known_peak() -> None:
 
 def test_the_figures_of_the_bar_leave_out_what_is_not_known() -> None:
     progress = Progress(
-        step=5, steps=10, loss=1.23456, tokens_per_s=12_345.6, images_per_s=9.87, mfu=0.512,
-        input_wait=0.002,
+        step=5, steps=10, loss=1.23456, tokens_per_s=12_345.6, images_per_s=9.87,
+        samples_per_s=4.2, mfu=0.512, input_wait=0.002,
     )  # fmt: skip
     assert figures(progress) == (
         "loss 1.2346  12,346 tokens/s  9.9 images/s  MFU 51.2 %  input wait 0.2 %"

@@ -47,6 +47,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     tokens_s: float | None = None
     """Over all ranks, padding left out."""
     images_s: float | None = None
+    samples_s: float | None = None
     loss: float | None = None
     phases: dict[str, float] = {}
     """Phase → share of the training threads' time."""
@@ -85,6 +86,7 @@ class JobFollower:
             steps_s=_steps_per_s(first.recent()),
             tokens_s=_tokens(ranks, wall),
             images_s=_rate(sum(s.images for s in steps), wall),
+            samples_s=_rate(sum(s.documents for s in steps), wall),
             loss=next((s.loss for s in reversed(first.recent()) if s.loss is not None), None),
             phases=_phases(steps),
             state=self._state(now - max(rank.last_t for rank in ranks)),

@@ -181,6 +181,8 @@ def _job(job: JobView | None, canvas: Canvas) -> list[Row]:
         facts.append(f"{number(job.tokens_s)} tokens/s")
     if job.images_s is not None:
         facts.append(f"{number(job.images_s)} images/s")
+    if job.samples_s is not None:
+        facts.append(f"{number(job.samples_s)} samples/s")
     if job.loss is not None:
         facts.append(f"loss {job.loss:.4g}")
     ranks = f" · {job.ranks} ranks" if job.ranks > 1 else ""

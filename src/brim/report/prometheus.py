@@ -80,6 +80,7 @@ _JOB_GAUGES: dict[str, tuple[str, str]] = {
     "steps_s": ("steps_per_second", "Optimizer steps of one rank"),
     "tokens_s": ("tokens_per_second", "Tokens of all ranks without padding"),
     "images_s": ("images_per_second", "Images of all ranks"),
+    "samples_s": ("samples_per_second", "Training samples of all ranks"),
     "loss": ("loss", "Last recorded loss"),
 }
 

@@ -58,6 +58,7 @@ class Progress:
     loss: float
     tokens_per_s: float
     images_per_s: float
+    samples_per_s: float
     mfu: float | None
     input_wait: float
     """Share of the time since the last report that the loop waited for rows."""
@@ -89,6 +90,7 @@ class _Window:
     wait: float = 0.0
     tokens: int = 0
     images: int = 0
+    samples: int = 0
     flops: float = 0.0
 
 
@@ -295,10 +297,11 @@ class Trainer:
                 batches=sent.rows,
                 backward=sent.launch,
                 backward_n=sent.rows,
-                tokens=counts.tokens,
+                tokens=sent.rows * sent.length,
                 pad_tokens=sent.rows * sent.length - counts.tokens,
                 counted_batches=sent.rows,
                 longest=counts.longest_document,
+                documents=counts.documents,
                 images=counts.images,
                 patches=counts.patches,
                 loss=loss,
@@ -313,6 +316,7 @@ class Trainer:
         window.wait += sent.wait
         window.tokens += counts.tokens
         window.images += counts.images
+        window.samples += counts.documents
         window.flops += self._flops(counts)
         if (sent.number + 1) % self.config.train.logging_steps and sent.number + 1 < self.steps:
             return
@@ -323,6 +327,7 @@ class Trainer:
             loss=window.loss / window.steps,
             tokens_per_s=window.tokens / seconds,
             images_per_s=window.images / seconds,
+            samples_per_s=window.samples / seconds,
             mfu=window.flops / seconds / self.peak if self.peak else None,
             input_wait=window.wait / seconds,
         )

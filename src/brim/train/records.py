@@ -96,26 +96,30 @@ def _host(device: torch.device) -> dict[str, Any]:
     return {"device": name, "torch": str(torch.__version__)}
 
 
+def about(device: torch.device) -> dict[str, Any] | None:
+    """What tells one CUDA device from another, as brim's hooks record it; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    seen = torch.cuda.get_device_properties(device)
+    return {
+        "name": seen.name,
+        "capability": [seen.major, seen.minor],
+        "sm_count": seen.multi_processor_count,
+        "memory": seen.total_memory,
+    }
+
+
 def _header(device: torch.device) -> Header:
     versions = {"torch": str(torch.__version__), "brim": __version__}
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
-    about = None
-    if device.type == "cuda":
-        seen = torch.cuda.get_device_properties(device)
-        about = {
-            "name": seen.name,
-            "capability": [seen.major, seen.minor],
-            "sm_count": seen.multi_processor_count,
-            "memory_bytes": seen.total_memory,
-        }
     return Header(
         pid=os.getpid(),
         ppid=os.getppid(),
         t=time.monotonic(),
         python=sys.version.split()[0],
         versions=versions,
-        device=about,
+        device=about(device),
         cores=len(os.sched_getaffinity(0)),
         machine_cores=os.cpu_count(),
         threads=torch.get_num_threads(),

@@ -1,94 +1,105 @@
-"""Checkpoints that a kill at any moment cannot halve, and exact resume.
+"""Checkpoints that a kill at any moment cannot halve, and exact resume on any number of ranks.
 
 ::
 
     output_dir/checkpoints/step-00000500/
-        model/              Hugging Face folder: config.json, safetensors, tokenizer files;
-                            with adapters, adapter/ in PEFT's format instead
-        optimizer-0.safetensors, …
-        state.json          step, seeds, Python's and numpy's random states
-        random.safetensors  torch's random states
-        manifest.json       every file's size and CRC-32; written last
+        rank-00000-000.safetensors, …   pieces of weights, optimizer and random states
+        index.json                      which tensor consists of which pieces
+        state.json                      step, and what the loop keeps
+        config.json                     the model's, as Hugging Face writes it
+        manifest.json                   every file's size and CRC-32; written last
 
-A folder without a manifest whose sizes fit is no checkpoint.  Files are written to
-``step-N.tmp``, each made durable, then the manifest, then the folder is renamed and the rename made
-durable.  Older ones are deleted only when ``keep`` valid ones exist.
+A folder without a manifest whose sizes fit is no checkpoint, and no other program's checkpoint is
+read.  A save copies every rank's share into host memory beside the running step; a process beside
+each rank writes it to ``step-N.<token>.tmp``; when all have, the first rank's process writes the
+manifest and renames the folder.  Older ones are deleted only when ``keep`` valid ones exist.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import re
-import shutil
-import zlib
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 
+from brim import __version__
 from brim.errors import BrimError
-from brim.files import fsync_folder, write_atomic
-from brim.model.lora import load_adapter, lora_layers, save_adapter
+from brim.model.lora import lora_layers
 from brim.model.qwen3vl import Qwen3VL
-from brim.model.weights import load_into, save
 from brim.train.adamw import AdamW
+from brim.train.parallel.ranks import Ranks
+from brim.train.saving import folders, older, random_states, reader
+from brim.train.saving.client import COMMAND, Writer, WriterFailed
+from brim.train.saving.job import Job
+from brim.train.saving.layout import INDEX, File, Layout, plan
+from brim.train.saving.staging import Staging, aligned, free_memory, rounds
 from brim.train.step import LossScale
 
-SHARD_BYTES = 4 * 10**9
-_NAME = re.compile(r"step-(\d{8})")
-_MARGIN = 1.05  # free space wanted for the next checkpoint, of the size of the last
+_SHARE = 0.5
+"""Of the host's free memory: what the copies of all ranks on it may take."""
 
 
-class DiskFull(BrimError):
-    """A checkpoint did not fit; the run goes on with the one before."""
+class NotWritten(BrimError):
+    """A checkpoint could not be written; the run goes on with the one before."""
+
+
+class Saved(NamedTuple):
+    """How far saves are, by their numbers: what ranks tell each other."""
+
+    written: int = 0
+    failed: int = 0
+    committed: int = 0
+
+
+@dataclass(slots=True)
+class _Machinery:
+    """What saves need and keep; made at the first one."""
+
+    layout: Layout
+    rounds: list[list[File]]
+    staging: Staging
+    token: str
+    hook: Any
+    writer: Writer
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.  Every rank has one, and calls the same methods as the others.
 
-    def __init__(self, folder: Path, *, keep: int = 2, companions: Path | None = None) -> None:
-        self.folder, self.keep, self.companions = folder, keep, companions
+    ``writer``: what starts the process that writes, for tests that kill it at a chosen call.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        ranks: Ranks | None = None,
+        writer: Sequence[str] = COMMAND,
+    ) -> None:
+        self.folder, self.keep, self.ranks = folder, keep, ranks or Ranks()
+        self._command = writer
+        self._made: _Machinery | None = None
+        self._job: Job | None = None
+        self._count = 0
+        self._at: int | None = None
+        """The step of the last checkpoint written or loaded."""
 
     def newest(self) -> Path | None:
-        """The newest valid checkpoint; damaged and unfinished ones are passed over."""
-        return next((path for path in reversed(self._all()) if valid(path)), None)
+        """The newest valid checkpoint, checksums and all; every rank gets the same.
 
-    def save(
-        self,
-        step: int,
-        model: Qwen3VL,
-        optimizer: AdamW,
-        scale: LossScale,
-        extra: Mapping[str, Any],
-    ) -> Path:
-        """Write the checkpoint of ``step`` finished steps.
-
-        Raises :class:`DiskFull`, with nothing left behind, when there is no room.
+        Damaged and unfinished ones are passed over.  The ranks share the reading.
         """
-        target = self.folder / f"step-{step:08d}"
-        if target.exists() and valid(target):
-            return target
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._clear_unfinished()
-        self._check_space()
-        temporary = target.with_suffix(".tmp")
-        try:
-            self._write(temporary, step, model, optimizer, scale, extra)
-            if target.exists():  # a damaged one of the same step
-                shutil.rmtree(target)
-            temporary.rename(target)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise DiskFull(f"checkpoint of step {step} not written: {error}") from error
-        fsync_folder(self.folder)
-        self._purge()
-        return target
+        found = [path for path in folders.finished(self.folder) if folders.valid(path)]
+        rank, world = self.ranks.rank, self.ranks.world
+        for path in reversed(self.ranks.told(found)):
+            if not self.ranks.any(bool(folders.damaged(path, part=rank, parts=world))):
+                return path
+        return None
 
     @staticmethod
     def kept(path: Path) -> dict[str, Any]:
@@ -99,88 +110,215 @@ class Checkpoints:
     def load(
         self, path: Path, model: Qwen3VL, optimizer: AdamW, scale: LossScale
     ) -> dict[str, Any]:
-        """Restore everything from ``path``; returns ``extra`` with the number of steps done."""
+        """Restore everything from ``path``; returns ``extra`` with the number of steps done.
+
+        The number of ranks, and how they share the model, may be another than when it was written.
+        """
         state: dict[str, Any] = json.loads((path / "state.json").read_bytes())
-        if lora_layers(model):
-            load_adapter(model, path / "adapter")
+        if older.is_older(path):
+            older.load(path, state["random"], model, optimizer, scale)
         else:
-            load_into(model, path / "model")
-        names = [name for name, _ in optimizer_order(model, optimizer)]
-        saved = _Lazy(sorted(path.glob("optimizer-*.safetensors")))
-        optimizer.load_tensors(saved, names)
-        scale.load_tensors({k: saved[f"scale.{k}"] for k in scale.tensors()})
-        _set_random_states(state["random"], load_file(path / "random.safetensors"))
+            self._load(path, model, optimizer, scale)
+        self._at = state["step"]
         return {**state["extra"], "step": state["step"]}
 
-    def _write(
+    def _load(self, path: Path, model: Qwen3VL, optimizer: AdamW, scale: LossScale) -> None:
+        tensors = state_tensors(model, optimizer, scale)
+        there = reader.read_index(path)
+        own = random_states.capture(self.ranks.rank)
+        own = {name: state for name, state in own.items() if name in there}
+        reader.load(path, tensors | own)
+        optimizer.attempts = int(tensors["optimizer.attempts"])
+        if own:  # a rank that was not there before keeps its own
+            random_states.restore(own, self.ranks.rank)
+
+    def prepare(self, model: Qwen3VL, optimizer: AdamW, scale: LossScale) -> None:
+        """Do now what the first save would do: agree on the layout, and take host memory."""
+        self._machinery(self._tensors(model, optimizer, scale), optimizer)
+
+    def save(
         self,
-        folder: Path,
+        step: int,
+        model: Qwen3VL,
+        optimizer: AdamW,
+        scale: LossScale,
+        extra: Mapping[str, Any],
+    ) -> Path:
+        """Write the checkpoint of ``step`` finished steps and wait for it.
+
+        Raises :class:`NotWritten`, with nothing left behind, when that fails on any rank.
+        """
+        self.start(step, model, optimizer, scale, extra)
+        return self.finish()
+
+    def start(
+        self,
         step: int,
         model: Qwen3VL,
         optimizer: AdamW,
         scale: LossScale,
         extra: Mapping[str, Any],
     ) -> None:
-        folder.mkdir()
-        if lora_layers(model):
-            save_adapter(model, folder / "adapter", base=str(self.companions or ""))
-        else:
-            save(model, folder / "model", companions=self.companions)
-        names = [name for name, _ in optimizer_order(model, optimizer)]
-        tensors = optimizer.tensors(names) | {f"scale.{k}": v for k, v in scale.tensors().items()}
-        for number, shard in enumerate(_shards(tensors)):
-            _save(shard, folder / f"optimizer-{number}.safetensors")
-        python, tensors = _random_states()
-        _save(tensors, folder / "random.safetensors")
-        state = {"step": step, "extra": dict(extra), "random": python}
-        write_atomic(folder / "state.json", json.dumps(state).encode())
-        files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
-        manifest = {
-            str(p.relative_to(folder)): {"size": p.stat().st_size, "crc32": _checksum(p)}
-            for p in files
-        }
-        write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+        """Begin a checkpoint; the state may change as soon as this returns.
 
-    def _all(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        return sorted(p for p in self.folder.iterdir() if _NAME.fullmatch(p.name))
-
-    def _check_space(self) -> None:
-        last = self.newest()
-        if last is None:
+        A share that does not fit into the host's memory is written here, in rounds.
+        """
+        assert self._job is None, "finish the checkpoint under way first"
+        if step == self._at:
             return
-        wanted = sum(p.stat().st_size for p in last.rglob("*") if p.is_file()) * _MARGIN
-        free = shutil.disk_usage(self.folder).free
-        if free < wanted:
-            raise DiskFull(
-                f"{self.folder} has {free / 1e9:.1f} GB free; a checkpoint takes "
-                f"{wanted / 1e9:.1f} GB"
-            )
+        tensors = self._tensors(model, optimizer, scale)
+        made = self._machinery(tensors, optimizer)
+        self._count += 1
+        name = folders.name_of(step)
+        folder = self.folder / f"{name}.{made.token}-{self._count}.tmp"
+        job = Job(self._count, step, folder, self.folder / name, made.writer, made.staging)
+        self._job = job
+        texts: dict[str, str] = {}
+        if self.ranks.first:
+            folders.clear_unfinished(self.folder, keep=folder)
+            texts = self._texts(step, model, extra)
+        for files in made.rounds:
+            starts = made.staging.copy(files, tensors)
+            job.add_files(files, starts, texts, made.layout.total)
+            texts = {}
+            if len(made.rounds) > 1:
+                job.advance(wait=True)
+        job.add(do="part", name=_part(self.ranks.rank))
 
-    def _clear_unfinished(self) -> None:
-        for path in self.folder.glob("step-*.tmp"):
-            shutil.rmtree(path)
-
-    def _purge(self) -> None:
-        good = [path for path in self._all() if valid(path)]
-        for path in good[: -self.keep]:
-            # without its manifest it is no checkpoint any more, should the deletion be cut off
-            (path / "manifest.json").unlink()
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def valid(folder: Path, *, checksums: bool = False) -> bool:
-    """Whether the manifest is there and every file has its size (and checksum, if asked)."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        return all(
-            (folder / name).stat().st_size == entry["size"]
-            and (not checksums or _checksum(folder / name) == entry["crc32"])
-            for name, entry in manifest.items()
+    def progress(self) -> Saved:
+        """How far this rank is; never waits."""
+        job = self._job
+        if job is None:
+            return Saved(written=self._count)
+        job.advance()
+        return Saved(
+            written=job.number if job.committing or job.idle else job.number - 1,
+            failed=job.number if job.why else 0,
+            committed=job.number if job.committing and job.idle and self.ranks.first else 0,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+
+    def agreed(self, ranks: Saved) -> Path | None:
+        """Go on as all ranks are: ``written`` is the least of theirs, the others the largest.
+
+        Returns the checkpoint when it is complete.  Raises :class:`NotWritten`, on all ranks, when
+        it failed on one.
+        """
+        job = self._job
+        if job is None:
+            return None
+        if ranks.failed >= job.number:
+            self._give_up(job)
+        if ranks.committed >= job.number:
+            return self._end(job)
+        if ranks.written >= job.number:
+            self._commit(job)
+        return None
+
+    def finish(self) -> Path:
+        """Wait for the checkpoint under way; raises as :meth:`save` does."""
+        job = self._job
+        if job is None:
+            return self.folder / folders.name_of(self._at or 0)
+        if not job.committing:
+            job.advance(wait=True)
+            self._unless_failed(job)
+            self._commit(job)
+        job.advance(wait=True)
+        self._unless_failed(job)
+        return self._end(job)
+
+    def drop(self) -> None:
+        """Forget the checkpoint under way, if there is one."""
+        job, self._job = self._job, None
+        if job is None:
+            return
+        job.advance(wait=True)  # its files may still be written
+        self.ranks.barrier()
+        if self.ranks.first:
+            folders.clear_unfinished(self.folder)
+
+    def close(self) -> None:
+        """End the process beside this one; a checkpoint under way stays unfinished."""
+        made, self._made, self._job = self._made, None, None
+        if made is not None:
+            made.hook.remove()
+            made.writer.close()
+            made.staging.close()
+
+    def _tensors(
+        self, model: Qwen3VL, optimizer: AdamW, scale: LossScale
+    ) -> dict[str, torch.Tensor]:
+        own = random_states.capture(self.ranks.rank)
+        return state_tensors(model, optimizer, scale) | own
+
+    def _machinery(self, tensors: Mapping[str, torch.Tensor], optimizer: AdamW) -> _Machinery:
+        if self._made is None:
+            layout = plan(tensors, self.ranks)
+            groups = rounds(layout.files, int(_SHARE * free_memory() / self.ranks.local_world))
+            most = max(sum(aligned(file.nbytes) for file in group) for group in groups)
+            staging = Staging(most, next(iter(tensors.values())).device)
+            hook = optimizer.register_step_pre_hook(lambda *_: staging.hold_update())
+            token = self.ranks.told(secrets.token_hex(4))
+            writer = Writer(staging.fd, self._command)
+            self._made = _Machinery(layout, groups, staging, token, hook, writer)
+        if not self._made.writer.alive:
+            self._made.writer.close()
+            self._made.writer = Writer(self._made.staging.fd, self._command)
+        return self._made
+
+    def _texts(self, step: int, model: Qwen3VL, extra: Mapping[str, Any]) -> dict[str, str]:
+        assert self._made is not None
+        config = model.config.to_hf() | {"tie_word_embeddings": model.config.tied}
+        state = {"step": step, "extra": dict(extra)}
+        return {
+            INDEX: self._made.layout.index,
+            "state.json": json.dumps(state),
+            "config.json": json.dumps(config, indent=2),
+        }
+
+    def _commit(self, job: Job) -> None:
+        if job.committing:
+            return
+        job.committing = True
+        if self.ranks.first:
+            about = {"brim": __version__, "step": job.step, "world": self.ranks.world}
+            parts = [_part(rank) for rank in range(self.ranks.world)]
+            job.add(do="commit", target=str(job.target), parts=parts, about=about, keep=self.keep)
+
+    def _end(self, job: Job) -> Path:
+        self._job, self._at = None, job.step
+        return job.target
+
+    def _unless_failed(self, job: Job) -> None:
+        if self.ranks.any(bool(job.why)):
+            self._give_up(job)
+
+    def _give_up(self, job: Job) -> None:
+        self._job = None
+        if self.ranks.first and self._made is not None:
+            try:
+                self._made.writer.answer(
+                    self._made.writer.ask({"do": "abort", "folder": str(job.folder)}), wait=True
+                )
+            except WriterFailed:
+                folders.clear_unfinished(self.folder)
+        why = job.why or "another rank failed"
+        raise NotWritten(f"checkpoint of step {job.step} not written: {why}")
+
+
+def state_tensors(model: Qwen3VL, optimizer: AdamW, scale: LossScale) -> dict[str, torch.Tensor]:
+    """Name → tensor of everything that all ranks share, sharded or not.
+
+    With adapters only they are kept: the rest is the model that the run began with.
+    """
+    adapters = bool(lora_layers(model))
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad or not adapters]
+    states = optimizer.tensors([name for name, _ in optimizer_order(model, optimizer)])
+    return (
+        {f"model.{name}": parameter.detach() for name, parameter in named}
+        | {f"optimizer.{name}": state for name, state in states.items()}
+        | {f"scale.{name}": value for name, value in scale.tensors().items()}
+    )
 
 
 def optimizer_order(model: Qwen3VL, optimizer: AdamW) -> list[tuple[str, torch.Tensor]]:
@@ -189,72 +327,5 @@ def optimizer_order(model: Qwen3VL, optimizer: AdamW) -> list[tuple[str, torch.T
     return [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
 
 
-class _Lazy(Mapping[str, torch.Tensor]):
-    """Tensors of several files, read one at a time."""
-
-    def __init__(self, files: list[Path]) -> None:
-        self._where: dict[str, Path] = {}
-        for path in files:
-            with safe_open(path, framework="pt") as f:
-                self._where |= dict.fromkeys(f.keys(), path)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        with safe_open(self._where[name], framework="pt") as f:
-            tensor: torch.Tensor = f.get_tensor(name)
-            return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
-
-    def __len__(self) -> int:
-        return len(self._where)
-
-
-def _shards(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Host copies in groups that fit in memory beside a training run."""
-    shard: dict[str, torch.Tensor] = {}
-    filled = 0
-    for name, tensor in tensors.items():
-        if shard and filled + tensor.nbytes > SHARD_BYTES:
-            yield shard
-            shard, filled = {}, 0
-        shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        filled += tensor.nbytes
-    yield shard
-
-
-def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file(tensors, path)
-    with path.open("rb+") as f:
-        os.fsync(f.fileno())
-
-
-def _checksum(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as f:
-        while block := f.read(1 << 22):
-            crc = zlib.crc32(block, crc)
-    return crc
-
-
-def _random_states() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    version, numbers, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    tensors = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors["cuda"] = torch.cuda.get_rng_state()
-    python = {
-        "python": [version, list(numbers), gauss],
-        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
-    }
-    return python, tensors
-
-
-def _set_random_states(saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    version, numbers, gauss = saved["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, position, has_gauss, cached = saved["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(tensors["torch"])
-    if "cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["cuda"])
+def _part(rank: int) -> str:
+    return f"part-{rank:05d}.json"

@@ -18,7 +18,7 @@ from brim.model.lora import lora_layers, merge, save_adapter
 from brim.model.qwen3vl import Qwen3VL, Recompute
 from brim.model.weights import save
 from brim.record.steps import Step
-from brim.train.checkpoint import Checkpoints, DiskFull
+from brim.train.checkpoint import Checkpoints, NotWritten
 from brim.train.config import Config
 from brim.train.readback import Readback
 from brim.train.records import Records
@@ -203,7 +203,7 @@ class Trainer:
             self.checkpoints.save(
                 self.done, self.model, self.step.optimizer, self.step.scale, extra
             )
-        except DiskFull as error:
+        except NotWritten as error:
             self.say(f"{error}; training goes on, the next checkpoint will try again")
         self._last_end += time.monotonic() - began
 

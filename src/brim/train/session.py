@@ -96,7 +96,7 @@ def start(
             scaling=choices.loss_scaling.value,
         ),
         rows,
-        Checkpoints(output / "checkpoints", keep=config.train.save_total_limit, companions=folder),
+        Checkpoints(output / "checkpoints", keep=config.train.save_total_limit),
         records,
         trained=config.trained,
         peak=peak_flops(device, choices.dtype.value),

@@ -1,0 +1,1 @@
+"""The parts of a checkpoint: layout, staging, the process that writes, reading, older formats."""

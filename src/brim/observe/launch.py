@@ -40,6 +40,8 @@ class Options:
     most_s: float = 900.0
     """Measure no longer than this, however slow the steps are."""
     profile: bool = True
+    losses: bool = False
+    """Record the loss of each step."""
 
     def encoded(self) -> str:
         options = {
@@ -47,6 +49,7 @@ class Options:
             "least_s": self.least_s,
             "most_s": self.most_s,
             "profile": self.profile,
+            "losses": self.losses,
         }
         if self.warmup is not None:
             options["warmup"] = self.warmup

@@ -245,12 +245,13 @@ class Recorder:
     def finish(self, why: str) -> None:
         """The measurement is over: write what is open, stop all cost."""
         global off, current
-        from _brim_hooks import facts
+        from _brim_hooks import facts, losses
 
         try:
             self.sampler.stop()
             self.tick("exit")
             self.write()
+            losses.write(Appender("losses.rank%d.%d.jsonl" % (rank(), os.getpid())))
             self.file.line(facts.footer(why, _failures))
             self.file.close()
             _leave_mark()

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from _brim_hooks import losses, window
 from _brim_hooks import recorder as _r
-from _brim_hooks import window
 
 now = _r.now
 STEADY = 10  # steps after which a device that is used at all is in use
@@ -130,6 +130,7 @@ def patch_backward(module: Any) -> None:
 
     @functools.wraps(module.backward)
     def backward(*args: Any, **kwargs: Any) -> Any:
+        losses.keep(args)
         try:
             return inner(*args, **kwargs)
         finally:

@@ -16,6 +16,7 @@ from brim.diagnose.live.evidence import Evidence, gather
 from brim.diagnose.live.inputs import Machine
 from brim.diagnose.live.loaders import Workers, first_fetch
 from brim.diagnose.live.loaders import gather as gather_workers
+from brim.diagnose.live.rows import step_rows
 from brim.diagnose.live.window import choose, describe
 from brim.record.devices import HostSample
 from brim.record.findings import Confidence, Diagnosis, Entry, Finding, Part, Window, check
@@ -95,7 +96,7 @@ def diagnose_run(run: Run, found: Sequence[Rank]) -> Diagnosis:
             frameworks=frameworks,
             metrics=metrics(found),
             notes=notes(run, found),
-            details={"steps": _step_rows(found)},
+            details={"steps": step_rows([(r.evidence, r.clues) for r in found])},
         )
     )
 
@@ -344,25 +345,6 @@ def notes(run: Run, found: Sequence[Rank]) -> list[str]:
     if steps < 10 and found[0].evidence.chosen.clock != "exit":
         said.append(f"{steps} step{'s' * (steps != 1)} measured: the shares are rough")
     return said
-
-
-def _step_rows(found: Sequence[Rank]) -> list[dict[str, float | int | str]]:
-    """Steps for the long report; see ``brim.diagnose.trace.tables.StepRow``."""
-    rows: list[dict[str, float | int | str]] = []
-    for rank in found:
-        start = 0.0
-        for step in rank.evidence.chosen.steps[:400]:
-            rows.append(
-                {
-                    "rank": rank.evidence.rank,
-                    "name": f"step {step.n}",
-                    "start_us": start * 1e6,
-                    "wall_us": step.wall * 1e6,
-                    "input_us": step.input_wait * 1e6,
-                }
-            )
-            start += step.wall
-    return rows
 
 
 def _nothing(run: Run) -> Diagnosis:

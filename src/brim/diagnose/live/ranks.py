@@ -54,7 +54,7 @@ def waits(evidences: Sequence[Evidence]) -> Waits:
     """Steps are matched from the end: ranks of one job take the same number."""
     steps = min(len(e.chosen.steps) for e in evidences)
     rows = [e.chosen.steps[-steps:] for e in evidences] if steps else [[] for _ in evidences]
-    wait = [[_waiting(s) for s in row] for row in rows]
+    wait = [[waiting(s) for s in row] for row in rows]
     work = [
         [max(0.0, s.wall - w) for s, w in zip(row, ws, strict=True)]
         for row, ws in zip(rows, wait, strict=True)
@@ -63,7 +63,7 @@ def waits(evidences: Sequence[Evidence]) -> Waits:
     return Waits(work=work, wait=wait, delay=delay)
 
 
-def _waiting(step: Step) -> float:
+def waiting(step: Step) -> float:
     """Off the core and not for want of one, outside the loader and outside sleeps: collectives."""
     delay = step.run_delay or 0.0
     blocked = step.wall - step.cpu - delay - max(0.0, step.input_wait - step.input_cpu)

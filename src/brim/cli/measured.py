@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from brim.errors import BrimError, InputError
 from brim.record import findings
 from brim.record.findings import Diagnosis
-from brim.record.run import Run, is_measured, read_run
+from brim.record.run import Run, is_ending, is_measured, read_run
 
 if TYPE_CHECKING:
     from brim.diagnose.live.account import Rank
+
+GRACE_S = 2.0
+"""A job that ends so soon after its last measured step does not run on."""
 
 
 def host_facts() -> dict[str, Any]:
@@ -66,14 +69,15 @@ class Early:
     def _run(self) -> None:
         while not self._ended.wait(0.5):
             if is_measured(self._folder):
-                if self._ended.wait(1.0):
-                    return  # the job ends by itself: its exit code belongs into the verdict
-                self._tell()
-                return
+                if not self._ended.wait(GRACE_S) and not is_ending(self._folder):
+                    self._tell()
+                return  # a job that ends by itself: its exit code belongs into the verdict
 
     def _tell(self) -> None:
         try:
             found = judge(self._folder, warmup=self._warmup)
+            if self._ended.is_set() or is_ending(self._folder):
+                return  # it has ended meanwhile
             self._show(found)
         except BrimError as error:
             print(f"brim: {error}", file=sys.stderr)

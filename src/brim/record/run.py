@@ -88,6 +88,12 @@ def is_measured(folder: Path) -> bool:
     return marks >= local
 
 
+def is_ending(folder: Path) -> bool:
+    """Are all processes that were measured on their way out?"""
+    measured = {path.suffix for path in folder.glob(".measured.*")}
+    return measured <= {path.suffix for path in folder.glob(".ending.*")}
+
+
 def finish(folder: Path, *, exit_code: int, wall_s: float) -> None:
     """Add what only the end knows to ``run.json``; a full disk leaves it as it was, and a folder
     that the job removed stays removed."""

@@ -254,7 +254,7 @@ class Recorder:
             losses.write(Appender("losses.rank%d.%d.jsonl" % (rank(), os.getpid())))
             self.file.line(facts.footer(why, _failures))
             self.file.close()
-            _leave_mark()
+            _leave_mark(MEASURED)
         finally:
             self.delay.close()
             off = True
@@ -292,21 +292,24 @@ def _is_launcher() -> bool:
     )
 
 
-def _mark(pid: int) -> str:
-    return os.path.join(options["run_dir"], ".measured.%d" % pid)
+MEASURED = ".measured"  # loader workers outlive the measurement: this file tells them its end
+ENDING = ".ending"  # whoever waits for the job need not be told that it runs on
 
 
-def _leave_mark() -> None:
-    """Loader workers outlive the measurement; this file tells them that it is over."""
+def _mark(what: str, pid: int) -> str:
+    return os.path.join(options["run_dir"], "%s.%d" % (what, pid))
+
+
+def _leave_mark(what: str) -> None:
     try:
-        os.close(os.open(_mark(os.getpid()), os.O_WRONLY | os.O_CREAT, 0o600))
+        os.close(os.open(_mark(what, os.getpid()), os.O_WRONLY | os.O_CREAT, 0o600))
     except OSError as error:
         failed("mark", error)
 
 
 def parent_is_measured() -> bool:
     """In a loader worker: has the training process finished measuring?"""
-    return os.path.exists(_mark(os.getppid()))
+    return os.path.exists(_mark(MEASURED, os.getppid()))
 
 
 def recorder(thread: int | None = None) -> Recorder | None:
@@ -325,7 +328,10 @@ def recorder(thread: int | None = None) -> Recorder | None:
 
 
 def _at_exit(pid: int) -> None:
-    if current is not None and os.getpid() == pid:
+    if os.getpid() != pid:
+        return
+    _leave_mark(ENDING)
+    if current is not None:
         try:
             current.finish("the process ended")
         except Exception as error:

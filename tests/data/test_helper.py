@@ -50,3 +50,11 @@ def test_choices_of_the_user_in_the_environment_are_kept(monkeypatch: pytest.Mon
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.rtld.nns=3")
     assert environment()["GLIBC_TUNABLES"] == "glibc.rtld.nns=3:glibc.malloc.hugetlb=1"
     assert os.environ["GLIBC_TUNABLES"] == "glibc.rtld.nns=3"  # ours is not touched
+
+
+def test_a_helper_sees_no_gpu_unless_it_is_to_decode_on_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert environment()["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment(gpus=True)["CUDA_VISIBLE_DEVICES"] == "2,5"

@@ -25,7 +25,7 @@ from brim.data.prepare import Prepared, prepare
 from brim.data.quarantine import BadSample, Quarantine, TooManyBadSamples, read_quarantine
 from brim.data.rows import assemble
 from brim.data.sources import SourceConfig
-from brim.data.transfer import DeviceRows, views
+from brim.data.transfer import DeviceRows, Transfer, views
 from brim.errors import ConfigError
 from brim.model.batch import PackedBatch, check
 from brim.record.loader import read_loader
@@ -150,6 +150,20 @@ def test_a_resumed_loader_goes_on_in_the_middle_of_a_step(prepared: Prepared) ->
         ]
         assert (loader.state()["step"], loader.state()["row"]) == (3, 0)
     assert_same(rows, [row for step in (1, 2) for row in made_here(prepared, step)][3:])
+
+
+def test_pictures_can_cross_the_process_boundary_whole_and_be_cut_behind_it(
+    prepared: Prepared,
+) -> None:
+    with Loader(prepared, stop=2, whole=True) as loader:
+        first = next(loader)
+        assert "pixels" in first.arrays and "patches" not in first.arrays
+        transfer = Transfer(torch.device("cpu"), prepared.vision)
+        rows = []
+        for row in (first, *loader):
+            tensors = {name: t.numpy() for name, t in transfer(row).items()}
+            rows.append({**tensors, "samples": row.samples})
+    assert_same(rows, [row for step in range(2) for row in made_here(prepared, step)])
 
 
 def test_a_position_in_other_data_is_refused(prepared: Prepared) -> None:

@@ -129,7 +129,9 @@ def still(h: int, w: int, seed: int = 0) -> Picture:
     return Picture((picture(16 * h, 16 * w, seed),), False, Grid(1, h, w))
 
 
-def row(documents: list[Document], length: int = 256, bucket: int = 64) -> dict[str, Any]:
+def row(
+    documents: list[Document], length: int = 256, bucket: int = 64, whole: bool = False
+) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
 
     def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -138,7 +140,13 @@ def row(documents: list[Document], length: int = 256, bucket: int = 64) -> dict[
         return arrays[name]
 
     counts = assemble(
-        documents, length=length, vision=VISION, bucket=bucket, pad=151643, allocate=allocate
+        documents,
+        length=length,
+        vision=VISION,
+        bucket=bucket,
+        pad=151643,
+        allocate=allocate,
+        whole=whole,
     )
     arrays["counts"] = {name: getattr(counts, name) for name in Counts.__struct_fields__}
     return arrays
@@ -242,6 +250,18 @@ def test_a_row_of_nothing_but_one_video_is_the_largest(chat_tokens: ChatTokens) 
         frames = (picture(16 * 8, 16 * 8),) * (2 if videos else 1)
         part: Part = Video(("1", "2")) if videos else Image("")
         one = document(chat_tokens, [part], [Picture(frames, videos, Grid(1, 8, 8))])
-        arrays = row([one], length=len(one), bucket=64)
-        used = sum(a.nbytes for name, a in arrays.items() if name != "counts")
-        assert used <= slot_bytes(len(one), VISION, 64, videos=videos)
+        for whole in (False, True):
+            arrays = row([one], length=len(one), bucket=64, whole=whole)
+            used = sum(a.nbytes for name, a in arrays.items() if name != "counts")
+            assert used <= slot_bytes(len(one), VISION, 64, videos=videos)
+
+
+def test_a_row_of_the_smallest_pictures_fits_its_slot_whole(chat_tokens: ChatTokens) -> None:
+    for videos in (False, True):
+        frames = (picture(32, 32),) * (2 if videos else 1)
+        part: Part = Video(("1", "2")) if videos else Image("")
+        small = [Picture(frames, videos, Grid(1, 2, 2))] * 40
+        one = document(chat_tokens, [part] * 40, small)
+        arrays = row([one], length=len(one), bucket=4, whole=True)
+        used = sum(a.nbytes + 64 for name, a in arrays.items() if name != "counts")
+        assert used <= slot_bytes(len(one), VISION, 4, videos=videos)

@@ -41,6 +41,8 @@ class DataConfig:
     """Apply the EXIF orientation."""
     dct_scaling: bool = False
     """Shrink large JPEGs while decoding: faster, off by half a grey level."""
+    nvjpeg: bool = False
+    """Decode and resize JPEGs on the CUDA device: fewer cores, and not the same pixels."""
     max_bad_share: float = 0.01
     max_bad: int = 1000
     """Stop when more samples than either are bad."""

@@ -13,10 +13,12 @@ import sys
 from multiprocessing.connection import Connection
 
 
-def start(module: str, function: str, *fds: int) -> tuple[subprocess.Popen[bytes], Connection]:
+def start(
+    module: str, function: str, *fds: int, gpus: bool = False
+) -> tuple[subprocess.Popen[bytes], Connection]:
     """Run ``module.function(connection, *fds)`` in a new process; our end of its connection.
 
-    The connection ends when either process does.
+    The connection ends when either process does.  ``gpus``: it may see them.
     """
     ours, theirs = socket.socketpair()
     program = (
@@ -29,25 +31,27 @@ def start(module: str, function: str, *fds: int) -> tuple[subprocess.Popen[bytes
             [sys.executable, "-c", program, str(theirs.fileno()), *map(str, fds)],
             pass_fds=(theirs.fileno(), *fds),
             stdin=subprocess.DEVNULL,
-            env=environment(),
+            env=environment(gpus=gpus),
         )
     return process, Connection(ours.detach())
 
 
-def environment() -> dict[str, str]:
-    """Ours, without the GPUs, with one thread per operation and an allocator that keeps its pages:
-    image buffers are megabytes that come and go, and a page fault costs more than a pixel."""
+def environment(*, gpus: bool = False) -> dict[str, str]:
+    """Ours, without the GPUs unless they are wanted, with one thread per operation and an allocator
+    that keeps its pages: image buffers are megabytes that come and go, and a page fault costs more
+    than a pixel."""
     env = dict(os.environ)
     tunables = [t for t in env.get("GLIBC_TUNABLES", "").split(":") if t]
     if not any("malloc.hugetlb" in t for t in tunables):
         tunables.append("glibc.malloc.hugetlb=1")
     env.update(
         PYTHONPATH=os.pathsep.join(p for p in sys.path if p),
-        CUDA_VISIBLE_DEVICES="",
         OMP_NUM_THREADS="1",
         TOKENIZERS_PARALLELISM="false",
         GLIBC_TUNABLES=":".join(tunables),
     )
+    if not gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ""
     env.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
     env.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
     env.setdefault("MALLOC_TOP_PAD_", str(1 << 26))

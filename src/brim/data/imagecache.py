@@ -40,9 +40,13 @@ class ImageCache:
     def __reduce__(self) -> tuple[Any, ...]:
         return _open, (self.folder, self.budget, self.share)
 
-    def key(self, data: bytes, target: tuple[int, int], policy: DecodePolicy) -> str:
+    def key(
+        self, data: bytes, target: tuple[int, int], policy: DecodePolicy, nvjpeg: bool = False
+    ) -> str:
         digest = xxhash.xxh3_128(data)
         digest.update(repr((target, policy.rotate, policy.dct_scaling)).encode())
+        if nvjpeg:
+            digest.update(b"nvjpeg")
         return digest.hexdigest()
 
     def get(self, key: str, target: tuple[int, int]) -> Pixels | None:

@@ -19,12 +19,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 import xxhash
 from numpy.typing import NDArray
 
 from brim.data.helper import start
 from brim.data.imagecache import ImageCache
 from brim.data.maker import Maker
+from brim.data.nvjpeg import GpuJpegs, require
 from brim.data.plan import Plan
 from brim.data.prepare import Prepared
 from brim.data.process import Job
@@ -57,6 +59,8 @@ class HostRow:
     counts: Counts
     samples: tuple[int, ...]
     slot: int
+    memory: NDArray[np.uint8]
+    """The whole slot."""
     layout: Layout
     _loader: Loader | None = field(repr=False)
 
@@ -98,7 +102,8 @@ class Loader:
     """Rows of one rank, in order, from ``step`` on.
 
     ``stop``: the first step that is not wanted; ``local_world``: ranks on this host, which share
-    its cores.  ``run_dir`` receives the loader's records and the quarantine file.
+    its cores.  ``run_dir`` receives the loader's records and the quarantine file.  ``whole``: rows
+    hold whole pictures, which :class:`brim.data.transfer.Transfer` cuts on the device.
     """
 
     def __init__(
@@ -111,10 +116,11 @@ class Loader:
         stop: int | None = None,
         state: Mapping[str, Any] | None = None,
         run_dir: Path | None = None,
+        whole: bool = False,
     ) -> None:
         self.prepared, self.plan = prepared, prepared.plan
         self.rank, self.world = rank, world
-        self.stop, self.run_dir = stop, run_dir
+        self.stop, self.run_dir, self.whole = stop, run_dir, whole
         self.deaths = 0
         self.wait_s = 0.0
         """Time spent waiting for rows, in all."""
@@ -134,6 +140,7 @@ class Loader:
                 f"data.max_loader_bytes is {config.max_loader_bytes}; "
                 f"{HELD + 1} rows of {config.tokens_per_row} tokens take {size * (HELD + 1)}"
             )
+        self._gpu = GpuJpegs(torch.device("cuda", require())) if config.nvjpeg else None
         self._cores = max(1.0, usable_cores().usable / local_world)
         self._local_world = local_world
         self.ring = Ring.create(min(slots, 256), size)
@@ -167,8 +174,8 @@ class Loader:
         self.row += 1
         if self.row == self._per_step:
             self.step, self.row = self.step + 1, 0
-        arrays = self.ring.arrays(slot, layout)
-        return HostRow(step, number, arrays, counts, samples, slot, layout, self)
+        arrays, memory = self.ring.arrays(slot, layout), self.ring.slot(slot)
+        return HostRow(step, number, arrays, counts, samples, slot, memory, layout, self)
 
     def state(self) -> dict[str, Any]:
         """The position after the rows taken so far, for ``Loader(state=…)``; small JSON."""
@@ -215,7 +222,9 @@ class Loader:
 
     def _start(self) -> None:
         config, prepared = self.prepared.config, self.prepared
-        self._process, self._connection = start("brim.data.process", "main", self.ring.fd)
+        self._process, self._connection = start(
+            "brim.data.process", "main", self.ring.fd, gpus=self._gpu is not None
+        )
         cache = None
         if config.image_cache_bytes:
             folder = Path(prepared.sources[0].store.root)
@@ -228,6 +237,7 @@ class Loader:
             policy=config.decode,
             tokens_per_row=config.tokens_per_row,
             cache=cache,
+            gpu=self._gpu,
         )
         job = Job(
             maker=maker,
@@ -242,6 +252,7 @@ class Loader:
             slot_bytes=self.ring.slot_bytes,
             held=HELD,
             bucket=config.patch_bucket,
+            whole=self.whole,
             threads=config.threads,
             cores=self._cores,
             bad_path=self._file("quarantine"),

@@ -18,6 +18,7 @@ from brim.data.decode import DecodePolicy, Pixels, decode
 from brim.data.geometry import Grid, Vision, smart_resize, video_grid
 from brim.data.header import read_header
 from brim.data.imagecache import ImageCache
+from brim.data.nvjpeg import GpuJpegs
 from brim.data.plan import RowTask
 from brim.data.quarantine import BadSample, Quarantine
 from brim.data.resize import resize
@@ -58,6 +59,8 @@ class Maker:
     policy: DecodePolicy
     tokens_per_row: int
     cache: ImageCache | None = None
+    gpu: GpuJpegs | None = None
+    """Decodes JPEGs in the CPU's place."""
 
     def document(self, sample: int, clock: Stopwatch) -> Document:
         """The document of a sample.  Raises BadSample."""
@@ -152,7 +155,7 @@ class Maker:
         if self.cache is None:
             return self._frame(data, target, clock)
         with clock.stage("cache"):
-            key = self.cache.key(data, target, self.policy)
+            key = self.cache.key(data, target, self.policy, nvjpeg=self.gpu is not None)
             found = self.cache.get(key, target)
         if found is not None:
             return found
@@ -165,7 +168,9 @@ class Maker:
 
     def _frame(self, data: bytes, target: tuple[int, int], clock: Stopwatch) -> Pixels:
         with clock.stage("decode"):
-            pixels = decode(data, self.policy, target=target)
+            pixels = self.gpu.load(data, target, self.policy) if self.gpu else None
+            if pixels is None:
+                pixels = decode(data, self.policy, target=target)
         with clock.stage("resize"):
             return resize(pixels, *target)
 

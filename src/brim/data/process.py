@@ -60,6 +60,8 @@ class Job:
     held: int
     """Slots that the trainer keeps while it asks for the next row."""
     bucket: int
+    whole: bool
+    """Pictures are not cut into patches."""
     threads: int
     """0: the controller decides."""
     cores: float
@@ -244,6 +246,7 @@ class Engine:
             bucket=self.job.bucket,
             pad=maker.tokens.end_of_text,
             allocate=writer,
+            whole=self.job.whole,
         )
         samples = tuple(document.sample for document in documents)
         task = row.task
@@ -316,7 +319,7 @@ class Engine:
         self, window: Window, sums: _Sums, threads: int, depth: int, change: str
     ) -> None:
         assert self.job.record is not None
-        cache = self.job.maker.cache
+        cache, gpu = self.job.maker.cache, self.job.maker.gpu
         line = LoaderLine(
             t=sums.start + window.wall,
             wall=window.wall,
@@ -336,6 +339,7 @@ class Engine:
             bad=self.quarantine.total,
             cache_hits=cache.hits if cache else 0,
             cache_misses=cache.misses if cache else 0,
+            nvjpeg_error=gpu.error if gpu else None,
         )
         try:
             append(self.job.record, line)
@@ -362,5 +366,8 @@ def main(connection: Connection, ring_fd: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
     job = connection.recv()
+    if job.maker.gpu is not None:
+        torch.cuda.set_device(job.maker.gpu.device)
+        torch.cuda.init()  # before the limit: what the driver maps is not the decoders' doing
     limit_memory(_MEMORY)
     Engine(job, connection, Ring(ring_fd, job.slots, job.slot_bytes)).run()

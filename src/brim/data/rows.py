@@ -2,13 +2,16 @@
 
 The names, shapes and types are those of ``brim.model.batch.PackedBatch``; its legend:
 L tokens of a row, S scored rows, A patches of stills, B patches of videos, P = A + B + padding.
+
+Pictures are laid down as patches, or whole, to be cut on the device: a copy instead of a
+transposition, 0.3 ms a megapixel instead of 1.7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +32,21 @@ from brim.data.tokens import ChatTokens, Encoded
 
 Allocate = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
 """(name, shape, dtype) → an array to fill: fresh memory, or a place in a shared slot."""
+
+
+class Form(NamedTuple):
+    """Names of the arrays that hold one kind of picture."""
+
+    pixels: str
+    """uint8 [bytes]: whole pictures, one after the other …"""
+    table: str
+    """… and where each frame lies, int64 [n, 8] as :mod:`brim.data.pixels` tells."""
+    patches: str
+    """uint8 [patches, values]: the same, cut."""
+
+
+STILLS = Form("pixels", "stills", "patches")
+CLIPS = Form("clip_pixels", "clips", "video_patches")
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -114,10 +132,12 @@ def assemble(
     bucket: int,
     pad: int,
     allocate: Allocate,
+    whole: bool = False,
 ) -> Counts:
     """Lay ``documents`` into one row of ``length`` tokens; ``pad`` fills what is left.
 
     The arrays come from ``allocate``.  ``bucket``: the vision rows are padded to a multiple of it.
+    ``whole``: pictures are not cut into patches.
     """
     sizes = [len(document) for document in documents]
     used = sum(sizes)
@@ -129,7 +149,7 @@ def assemble(
     _put(allocate, "cu_seqlens", cu_seqlens)
     scored = _labels(documents, starts, allocate)
     frames = _frames(documents, starts)
-    _pixels(documents, allocate, vision)
+    _pixels(documents, allocate, vision, whole)
     longest_frame = _vision(frames, allocate, vision, bucket)
     patches = [grid.patches for grid, _ in frames]
     return Counts(
@@ -181,24 +201,58 @@ def _frames(
     return [*found[0], *found[1]]
 
 
-def _pixels(documents: Sequence[Document], allocate: Allocate, vision: Vision) -> None:
+def _pixels(documents: Sequence[Document], allocate: Allocate, vision: Vision, whole: bool) -> None:
     pictures = [p for document in documents for p in document.pictures]
     stills = [p for p in pictures if not p.video]
     videos = [p for p in pictures if p.video]
+    if whole:
+        _lay_whole(stills, STILLS, 1, allocate)
+        _lay_whole(videos, CLIPS, vision.temporal, allocate)
+        return
     values = 3 * vision.patch**2
-    out = allocate("patches", (sum(p.grid.patches for p in stills), values), np.uint8)
+    out = allocate(STILLS.patches, (sum(p.grid.patches for p in stills), values), np.uint8)
     at = 0
     for still in stills:
         end = at + still.grid.patches
         write_patches(still.frames[0], out[at:end], vision.patch, vision.merge)
         at = end
     count = sum(p.grid.patches for p in videos)
-    out = allocate("video_patches", (count, values * vision.temporal), np.uint8)
+    out = allocate(CLIPS.patches, (count, values * vision.temporal), np.uint8)
     at = 0
     for video in videos:
         end = at + video.grid.patches
         write_video_patches(video.frames, out[at:end], vision.patch, vision.merge)
         at = end
+
+
+def _lay_whole(pictures: Sequence[Picture], form: Form, moments: int, allocate: Allocate) -> None:
+    """Pictures as they are; an incomplete last temporal patch shows the last frame again."""
+    out = allocate(form.pixels, (sum(f.size for p in pictures for f in p.frames),), np.uint8)
+    rows: list[tuple[int, ...]] = []
+    at = first = 0
+    for picture in pictures:
+        height, width = picture.grid.h, picture.grid.w
+        for number in range(picture.grid.t * moments):
+            step, moment = divmod(number, moments)
+            if number < len(picture.frames):
+                frame = picture.frames[number]
+                strides, start = lay(frame, out[at : at + frame.size]), at
+                at += frame.size
+            place = first + step * height * width
+            rows.append((start, place, height, width, *strides, moment))
+        first += picture.grid.patches
+    allocate(form.table, (len(rows), 8), np.int64)[...] = np.array(rows, np.int64).reshape(-1, 8)
+
+
+def lay(frame: Pixels, out: NDArray[np.uint8]) -> tuple[int, int, int]:
+    """Copy [height, width, 3] in the order that it has in memory, by pixels or by planes; the bytes
+    from a pixel to the next row's, the next column's and the next channel's."""
+    height, width, channels = frame.shape
+    if frame.strides[2] == 1:
+        out.reshape(frame.shape)[...] = frame
+        return width * channels, channels, 1
+    out.reshape(channels, height, width)[...] = frame.transpose(2, 0, 1)
+    return width, 1, height * width
 
 
 def _vision(
@@ -235,8 +289,9 @@ def slot_bytes(length: int, vision: Vision, bucket: int, *, videos: bool) -> int
     """Most bytes that a row of ``length`` tokens can take: all of them visual."""
     patches = length * vision.merge**2 + bucket
     pixels = 3 * vision.patch**2 * (vision.temporal if videos else 1)
-    # positions 2 × 4, taps 4 × 8, weights 4 × 4; a token: id, 3 positions, label and row, splice,
+    # positions 2 × 4, taps 4 × 8, weights 4 × 4, a line of 64 in the table of frames for the
+    # smallest, of 4 patches, at every moment; a token: id, 3 positions, label and row, splice,
     # boundaries of documents and frames
-    per_patch = pixels + 8 + 32 + 16
+    per_patch = pixels + 8 + 32 + 16 + 16 * (vision.temporal if videos else 1)
     per_token = 8 + 12 + 16 + 8 + 8
     return patches * per_patch + length * per_token + 64 * 16

@@ -83,7 +83,8 @@ class PackedBatch:
     patches: torch.Tensor
     """(A, C) uint8: still images, one frame each, raw pixel values 0..255 in the order
     (channel, 16, 16).  Patches of an image run over (block row, block column, row in block,
-    column in block) with 2 × 2 blocks.  The device normalises: x / 127.5 - 1."""
+    column in block) with 2 × 2 blocks.  The device normalises: x / 127.5 - 1.  Floating values are
+    normalised already."""
     video_patches: torch.Tensor
     """(B, 2 · C) uint8: two consecutive video frames, order (channel, time, 16, 16)."""
     vision_cu_seqlens: torch.Tensor
@@ -154,7 +155,8 @@ def check(batch: PackedBatch) -> None:
     values, so never call it on a device inside the step)."""
     for name, dtype in _DTYPES.items():
         found = getattr(batch, name).dtype
-        assert found is dtype, f"{name} is {found}; a row has {dtype}"
+        normalised = name in ("patches", "video_patches") and found.is_floating_point
+        assert normalised or found is dtype, f"{name} is {found}; a row has {dtype}"
     length, vision = batch.length, batch.vision_length
     still, video = batch.patches.shape[0], batch.video_patches.shape[0]
     counts = batch.counts

@@ -81,7 +81,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, patches: torch.Tensor, video_patches: torch.Tensor) -> torch.Tensor:
         embedded = []
-        if patches.shape[0]:
+        if patches.shape[0] or not video_patches.shape[0]:
             still = self.weight.float().sum(2).flatten(1).to(self.weight.dtype)
             embedded.append(F.linear(self._normalised(patches), still, self.bias))
         if video_patches.shape[0]:
@@ -90,7 +90,9 @@ class PatchEmbedding(nn.Module):
         return torch.cat(embedded) if len(embedded) > 1 else embedded[0]
 
     def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The reference's (x / 255 - 0.5) / 0.5."""
+        """The reference's (x / 255 - 0.5) / 0.5, unless it was computed where they were cut."""
+        if pixels.is_floating_point():
+            return pixels.to(self.weight.dtype)
         return (pixels.float() / 127.5 - 1).to(self.weight.dtype)
 
 
@@ -182,7 +184,7 @@ class Qwen3VL(nn.Module):
         """(S, h): normalised hidden states of the rows whose next token is a label."""
         x = self.embedding(batch.input_ids)
         taps: list[torch.Tensor] = []
-        if batch.counts.patches:
+        if batch.vision_length:
             tokens = batch.splice_rows.shape[0]
             merged, *taps = self.visual(batch, self.recompute.vision_blocks)
             x = x.index_copy(0, batch.splice_rows, merged[:tokens])

@@ -39,6 +39,9 @@ class LoaderLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="ki
     """Bad samples so far."""
     cache_hits: int = 0
     cache_misses: int = 0
+    nvjpeg_error: float | None = None
+    """Mean difference of nvJPEG's pixels from the exact ones, in grey levels of 255, over the first
+    pictures; None where it is not used."""
 
 
 class LoaderDeath(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="kind", tag="death"):

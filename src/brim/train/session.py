@@ -82,7 +82,8 @@ def start(
         settings=flat(config),
         say=say,
     )
-    rows = _rows(config, folder, device, records.folder, scanned)
+    dtype = DTYPES[choices.dtype.value]
+    rows = _rows(config, folder, device, dtype, records.folder, scanned)
     model = _model(config, folder, choices, device)
     if device.type == "cuda" and choices.compile.value:
         _plan_memory(config, model, rows.prepared, device, say)
@@ -228,7 +229,12 @@ def _optimizer(table: OptimizerTable, model: Qwen3VL, seed: int) -> AdamW:
 
 
 def _rows(
-    config: Config, folder: Path | None, device: torch.device, run_dir: Path, scanned: Scanned
+    config: Config,
+    folder: Path | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    run_dir: Path,
+    scanned: Scanned,
 ) -> LoadedRows:
     if folder is None:
         raise ConfigError(
@@ -241,7 +247,9 @@ def _rows(
     prepared = prepare(data, folder, quarantine=run_dir / "quarantine.jsonl", progress=scanned)
     evaluated = _evaluated(config.eval, folder, scanned)
     epochs = config.train.num_train_epochs
-    return LoadedRows(prepared, device, epochs=epochs, evaluated=evaluated, run_dir=run_dir)
+    return LoadedRows(
+        prepared, device, epochs=epochs, evaluated=evaluated, run_dir=run_dir, dtype=dtype
+    )
 
 
 def _evaluated(data: DataConfig, folder: Path, scanned: Scanned) -> Prepared | None:

@@ -18,7 +18,8 @@ from brim.errors import InputError
 from brim.record import findings
 from brim.record.follow import Follower
 from brim.record.run import RunInfo
-from brim.record.steps import Step, regular
+from brim.record.steps import Header, Step, regular
+from brim.report.live_ranks import RanksView, across
 
 WINDOW_S = 20.0
 """Figures are means over the steps of the last seconds."""
@@ -51,6 +52,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     phases: dict[str, float] = {}
     """Phase → share of the training threads' time."""
+    across: RanksView | None = None
+    """Who waits for whom; None with one rank."""
     state: str = ""
     """``running``, ``ended with 0``, or how long nothing was written."""
     verdict: str = ""
@@ -89,6 +92,7 @@ class JobFollower:
             samples_s=_rate(sum(s.documents for s in steps), wall),
             loss=next((s.loss for s in reversed(first.recent()) if s.loss is not None), None),
             phases=_phases(steps),
+            across=_across(ranks),
             state=self._state(now - max(rank.last_t for rank in ranks)),
             verdict=self._verdict(),
         )
@@ -149,6 +153,8 @@ class _Rank:
         self.lines = 0
         self.last_t = 0.0
         self.tokens = self.pad_tokens = self.counted = 0
+        self.rank = _number(path)
+        self.on_device = _has_device(path)
 
     def update(self) -> bool:
         """Read what is new; True once there has been a step."""
@@ -176,6 +182,28 @@ def _step(line: bytes) -> Step | None:
         return msgspec.json.decode(line, type=Step)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _number(path: Path) -> int:
+    """``steps.rank3.4711.jsonl`` → 3."""
+    text = path.name.split(".")[1].removeprefix("rank")
+    return int(text) if text.isdigit() else 0
+
+
+def _has_device(path: Path) -> bool:
+    """Does the file's header say that the process uses an accelerator?"""
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.readline(1 << 16), type=Header).device is not None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _across(ranks: list[_Rank]) -> RanksView | None:
+    if len(ranks) < 2:
+        return None
+    steps = {rank.rank: regular(rank.recent())[1] for rank in ranks}
+    return across(steps, on_device=any(rank.on_device for rank in ranks))
 
 
 def _steps_per_s(recent: list[Step]) -> float | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 
 from brim.record.devices import Device, DeviceSample, HostSample, why_absent
+from brim.report import live_ranks
 from brim.report.live_job import JobView
 from brim.report.live_state import LiveState
 from brim.report.palette import cells
@@ -193,6 +194,8 @@ def _job(job: JobView | None, canvas: Canvas) -> list[Row]:
     ]
     if job.phases:
         found += _phases(job.phases, canvas)
+    if job.across is not None and (line := live_ranks.words(job.across)):
+        found.append([(_fit(line, canvas.width), "warn")])
     if job.verdict:
         found.append([(_fit(clean(job.verdict), canvas.width), "warn")])
     return found

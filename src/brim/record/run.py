@@ -58,7 +58,7 @@ class Run(msgspec.Struct, kw_only=True):
 def create(root: Path, command: Sequence[str], host: dict[str, Any], version: str) -> Path:
     """A new folder ``runs/<time>-<name>`` that only its owner can read, with its ``run.json``."""
     now = datetime.datetime.now()
-    name = f"{now:%Y-%m-%dT%H-%M-%S}-{_slug(command)}"
+    name = f"{now:%Y-%m-%dT%H-%M-%S}-{slug(command)}"
     folder = root / name
     for attempt in range(1, 1000):
         try:
@@ -103,8 +103,8 @@ def finish(folder: Path, *, exit_code: int, wall_s: float) -> None:
         save_info(folder, info)
 
 
-def _slug(command: Sequence[str]) -> str:
-    """``python -m my.train --x`` → ``my-train``."""
+def slug(command: Sequence[str]) -> str:
+    """A name for a command: ``python -m my.train --x`` → ``my-train``."""
     clean = scrub(command)
     words = [w for w in clean if not w.startswith("-") and "=" not in w and HIDDEN not in w]
     scripts = [w for w in words if w.endswith((".py", ".sh", ".yaml", ".toml"))]

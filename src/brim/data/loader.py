@@ -27,7 +27,7 @@ from brim.data.helper import start
 from brim.data.imagecache import ImageCache
 from brim.data.maker import Maker
 from brim.data.nvjpeg import GpuJpegs, require
-from brim.data.plan import Plan
+from brim.data.plan import COHORT, Plan
 from brim.data.prepare import Prepared
 from brim.data.process import Job
 from brim.data.quarantine import TooManyBadSamples
@@ -91,7 +91,9 @@ class State(msgspec.Struct, kw_only=True):
 def fingerprint(plan: Plan) -> str:
     """Of everything that decides which sample is shown when."""
     digest = xxhash.xxh3_64(
-        repr((plan.tokens_per_row, plan.rows_per_step, plan.seed, list(plan.weights))).encode()
+        repr(
+            (COHORT, plan.tokens_per_row, plan.rows_per_step, plan.seed, list(plan.weights))
+        ).encode()
     )
     for column in (plan.samples.source, plan.samples.record, plan.samples.length):
         digest.update(np.ascontiguousarray(column).data)

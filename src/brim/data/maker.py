@@ -91,11 +91,16 @@ class Maker:
             )
 
     def stand_in(self, task: RowTask, place: int, attempt: int) -> int | None:
-        """The sample that replaces the one at ``place`` of a row; None when enough were tried."""
+        """The sample that replaces the one at ``place`` of a row; None when enough were tried.
+
+        One without pictures is replaced by one without: ranks rely on the plan for which rows have
+        any (``Plan.tower``).
+        """
         if attempt > _ATTEMPTS:
             return None
-        length = int(self.samples.length[task.samples[place]])
-        order, lengths = self._by_length
+        sample = task.samples[place]
+        length = int(self.samples.length[sample])
+        order, lengths = self._by_length(pictures=bool(self.samples.patches[sample]))
         high = int(np.searchsorted(lengths, length, side="right"))
         low = min(int(np.searchsorted(lengths, 0.9 * length)), max(0, high - 64))
         seed = np.random.SeedSequence([task.salt, place, attempt])
@@ -124,13 +129,15 @@ class Maker:
         except MemoryError:
             raise BadSample("sample.memory", "it needs more memory than the loader has") from None
 
-    @property
-    def _by_length(self) -> tuple[np.ndarray, np.ndarray]:
-        found = self.__dict__.get("_sorted")
-        if found is None:
+    def _by_length(self, *, pictures: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(samples, their lengths) by length: all, or those without pictures."""
+        kept = self.__dict__.setdefault("_sorted", {})
+        if pictures not in kept:
             order = np.argsort(self.samples.length, kind="stable")
-            found = order, self.samples.length[order]
-            self.__dict__["_sorted"] = found
+            if not pictures:
+                order = order[self.samples.patches[order] == 0]
+            kept[pictures] = order, self.samples.length[order]
+        found: tuple[np.ndarray, np.ndarray] = kept[pictures]
         return found
 
     def _picture(

@@ -23,8 +23,9 @@ from brim.errors import ConfigError
 
 Ints = NDArray[np.int64]
 
-COHORT = 8
-"""Rows of like cost that lie side by side; ranks that divide it are balanced row by row."""
+COHORT = 256
+"""Most rows of like cost that lie side by side: a step of fewer is one cohort, so that up to as
+many ranks are balanced row by row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,20 @@ class Plan:
         epoch = self.epoch(number)
         first = inside * self.rows_per_step
         return deal(epoch.cost[epoch.order[first : first + self.rows_per_step]], world)
+
+    def tower(self, step: int, world: int, *, always: bool = False) -> list[bool]:
+        """For each micro-step of a step, whether all ranks run the vision tower.
+
+        They do where any rank's row has pictures (a stand-in never brings any to a row without),
+        and in the first and the last, where they meet over gradients; ``always``: in each.
+        """
+        if not self.samples.patches.any():
+            return [False] * (self.rows_per_step // world)
+        tasks = self.step(step)
+        pictures = [bool(self.samples.patches[list(task.samples)].any()) for task in tasks]
+        turns = zip(*self.share(step, world), strict=True)
+        runs = [always or any(pictures[place] for place in turn) for turn in turns]
+        return [True, *runs[1:-1], *([True] if len(runs) > 1 else [])]
 
     def _make(self, number: int) -> Epoch:
         rng = np.random.default_rng([self.seed, number])

@@ -10,6 +10,8 @@ import torch
 from brim.model.batch import PackedBatch, RowCounts
 from brim.model.qwen3vl import Qwen3VL
 from brim.train.adamw import AdamW, gradient_norm
+from brim.train.failures.arrival import Arrival
+from brim.train.failures.memory import Sent
 from brim.train.parallel.wrap import Alone
 
 SUMMED = tuple(f.name for f in fields(RowCounts) if not f.name.startswith("longest"))
@@ -80,6 +82,8 @@ class TrainStep:
         self.parallel = parallel or Alone(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.scale = LossScale(self.optimizer.updates.device, enabled=scaling)
+        self.arrival = Arrival(self.scale.scale.device)
+        self.sent = Sent(self.parallel)
 
     def __call__(self, rows: Sequence[PackedBatch], lr: float) -> Outcome:
         """The mean is over the scored tokens of all rows, however they are spread."""
@@ -111,9 +115,12 @@ class TrainStep:
     def _backward(self, rows: Sequence[PackedBatch], scale: float) -> torch.Tensor:
         """``scale`` times the summed cross-entropy of this rank's rows."""
         loss = torch.zeros((), device=self.scale.scale.device)
+        self.sent.nothing()
         for number, row in enumerate(rows, 1):
             with self.parallel.row(last=number == len(rows)):
                 part = self.parallel.forward(row, scale)
+                if number == len(rows):
+                    self.arrival.meet()
                 (part * self.scale.scale).backward()
             loss += part.detach()
         return loss
@@ -127,6 +134,7 @@ class TrainStep:
         self.parallel.clear(self.parameters)
         true_norm = norm / grad_scale
         self.scale.update(torch.isfinite(norm).float())
+        self.arrival.apart()
         return true_norm
 
 

@@ -73,6 +73,8 @@ class Replicated(Alone):
         self._each_row = table.gradient_sync == "row"
         # in the very first row a static graph learns which parameters take part
         self._learning = table.ddp_static_graph
+        self.reducing = False
+        """Whether the backward pass of the running row sends gradients."""
         self.ddp = DistributedDataParallel(
             model,
             bucket_cap_mb=table.ddp_bucket_cap_mb,
@@ -86,9 +88,9 @@ class Replicated(Alone):
         return loss
 
     def row(self, *, last: bool) -> AbstractContextManager[Any]:
-        reduced = last or self._each_row or self._learning
+        self.reducing = last or self._each_row or self._learning
         self._learning = False
-        return nullcontext() if reduced else self.ddp.no_sync()
+        return nullcontext() if self.reducing else self.ddp.no_sync()
 
     def clear(self, parameters: Iterable[torch.Tensor]) -> None:
         # they are views of the buckets; freed, a row would write them elsewhere and copy them there

@@ -1,0 +1,89 @@
+"""Memory that runs out on one rank while the others wait for it.
+
+A step can be repeated on its own as long as the rank has not sent anything of it: the others wait a
+little longer.  After that its part of the exchange is missing and cannot be made up, so the run
+restarts (torchrun does, with --max-restarts), and all ranks recompute more from then on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.errors import BrimError
+from brim.files import write_atomic
+from brim.model.qwen3vl import Qwen3VL, Recompute
+from brim.train.parallel.wrap import Alone, Replicated
+
+_FILE = "recompute.json"
+
+
+class RestartNeeded(BrimError):
+    """This process cannot go on; the run can, from its last checkpoint."""
+
+
+class Sent:
+    """Whether this rank has sent any gradient of the running step.
+
+    A bucket of DDP leaves only after all its parameters have their gradients, and the head and the
+    last norm have theirs before any other.
+    """
+
+    def __init__(self, parallel: Alone) -> None:
+        self._parallel = parallel
+        self._gradients = False
+        if isinstance(parallel, Replicated):
+            for parameter in _first_to_learn(parallel.model):
+                parameter.register_post_accumulate_grad_hook(self._seen)
+
+    def nothing(self) -> None:
+        """A step begins."""
+        self._gradients = False
+
+    @property
+    def anything(self) -> bool:
+        """True whenever that is not certain."""
+        copies = isinstance(self._parallel, Replicated)
+        return self._parallel.ranks.world > 1 and (self._gradients or not copies)
+
+    def _seen(self, _: Any) -> None:
+        if isinstance(self._parallel, Replicated) and self._parallel.reducing:
+            self._gradients = True
+
+
+def _first_to_learn(model: Qwen3VL) -> list[torch.nn.Parameter]:
+    """Those whose gradients come first; all where that is not certain."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if "norm.weight" not in named:
+        return list(named.values())
+    return [named[name] for name in ("head.weight", "norm.weight") if name in named]
+
+
+def remember(folder: Path, recompute: Recompute, identity: str) -> None:
+    """For the ranks that start next; ``identity`` is the data's."""
+    kept = {"text": recompute.text_blocks, "vision": recompute.vision_blocks, "data": identity}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / _FILE, json.dumps(kept).encode())
+
+
+def remembered(folder: Path, identity: str) -> Recompute:
+    """What an earlier start of the same run learnt; nothing when the data are others."""
+    try:
+        kept = json.loads((folder / _FILE).read_bytes())
+        if kept["data"] == identity:
+            return Recompute(text_blocks=kept["text"], vision_blocks=kept["vision"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # there was no such start
+    return Recompute(text_blocks=0, vision_blocks=0)
+
+
+def at_least(model: Qwen3VL, text: int, vision: int) -> None:
+    """Recompute as many blocks as another rank does."""
+    now = model.recompute
+    if (text, vision) != (now.text_blocks, now.vision_blocks):
+        model.recompute = Recompute(
+            text_blocks=max(text, now.text_blocks), vision_blocks=max(vision, now.vision_blocks)
+        )

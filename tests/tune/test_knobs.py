@@ -40,8 +40,14 @@ def test_an_unknown_knob_is_refused_with_those_that_there_are() -> None:
 
 
 def test_settings_are_said_in_words_and_a_flag_set_to_false_says_no() -> None:
-    settings = {"loader.num_workers": 8, "debug": False, "data.tokens_per_row": 4096}
-    assert words(settings) == "8 loader workers, no debug modes, data.tokens_per_row = 4096"
+    settings = {"loader.num_workers": 8, "liger": False, "data.tokens_per_row": 4096}
+    assert words(settings) == "8 loader workers, no Liger kernels, data.tokens_per_row = 4096"
+
+
+def test_a_value_may_have_words_of_its_own() -> None:
+    assert words({"memory.flush": 0}) == "no empty_cache() and gc.collect() in the loop"
+    assert words({"memory.flush": 50}).endswith("only every 50 steps")
+    assert words({"debug": False}) == "debug modes off"
 
 
 def test_every_choice_has_values_and_every_count_a_range() -> None:

@@ -99,6 +99,8 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     """Secrets are replaced by ``***``."""
     device: str = ""
+    frameworks: list[str] = []
+    """Most specific first; what remains is worded for the first."""
     before: Figures
     rungs: list[Rung] = []
     total: Speedup | None = None

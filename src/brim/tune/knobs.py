@@ -45,6 +45,8 @@ class Knob:
     """May be switched from window to window inside a running process."""
     memory: str = ""
     """What it costs in memory; empty when nothing."""
+    special: tuple[tuple[Value, str], ...] = ()
+    """Values that have words of their own."""
 
     @property
     def lossless(self) -> bool:
@@ -61,6 +63,9 @@ class Knob:
 
     def words(self, value: Value) -> str:
         """``8 loader workers``; of a flag set to false the opposite."""
+        for known, said in self.special:
+            if known == value and type(known) is type(value):
+                return said
         text = self.summary.format(value)
         return f"no {text}" if value is False else text
 
@@ -89,8 +94,8 @@ _ALL: Final = (
           memory="pinned host memory of prefetch × batch"),
     _flag("loader.persistent_workers", "workers kept between epochs", numbers="draws",
           by=("hook", "argument"), memory="workers keep their memory between epochs"),
-    _count("worker.threads", "{} thread(s) in each loader worker", 1, 64,
-           by=("hook", "environment")),
+    _count("worker.threads", "{} threads in each loader worker", 1, 64,
+           by=("hook", "environment"), special=((1, "one thread in each loader worker"),)),
     _flag("cpu.affinity", "each rank on cores of its own, near its device"),
     _count("cpu.threads", "{} threads for operations of the training process", 1, 256,
            by=("environment", "hook"), live=True),
@@ -99,10 +104,12 @@ _ALL: Final = (
     # ------------------------------------------------------------------------------------- host
     _flag("optimizer.fused", "fused optimizer", by=("hook", "argument")),
     _flag("optimizer.set_to_none", "gradients set to None instead of zeroed", live=True),
-    _flag("debug", "debug modes", by=("hook", "environment")),
+    _flag("debug", "debug modes", by=("hook", "environment"),
+          special=((False, "debug modes off"),)),
     _flag("gc.freeze", "garbage collector that leaves long-lived objects alone", live=True),
-    _count("memory.flush", "empty_cache() and gc.collect() only every {} steps (0: never)",
-           0, 1_000_000, by=("hook", "argument"), live=True),
+    _count("memory.flush", "empty_cache() and gc.collect() only every {} steps",
+           0, 1_000_000, by=("hook", "argument"), live=True,
+           special=((0, "no empty_cache() and gc.collect() in the loop"),)),
     _flag("allocator.expandable_segments", "allocator segments that grow", by=("environment",)),
     # ---------------------------------------------------------------------------------- compute
     _choice("precision.tf32", "float32 matrix products in TF32 ({})", ("high", "medium"),
@@ -119,7 +126,8 @@ _ALL: Final = (
     _flag("compile.blocks", "compiled blocks", memory="host memory and time of the compiler"),
     _flag("cudnn.benchmark", "kernel search of cuDNN", by=("hook", "argument"), live=True),
     _choice("recompute", "activations recomputed in blocks: {}", ("none", "half", "all"),
-            by=("hook", "argument"), memory="activations that are kept until backward"),
+            by=("hook", "argument"), memory="activations that are kept until backward",
+            special=(("none", "no activations recomputed"),)),
     _count("batch.micro", "micro-batch of {}, the same batch per optimizer step", 1, 1 << 16,
            by=("argument", "hook"), memory="activations of the micro-batch"),
     # ------------------------------------------------------------------------------------- comm

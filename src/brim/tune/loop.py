@@ -260,6 +260,7 @@ class Tuner:
         return Ladder(
             command=list(command),
             device=latest.device,
+            frameworks=latest.frameworks,
             before=figures(before),
             rungs=self._rungs(),
             total=total,

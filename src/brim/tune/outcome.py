@@ -34,6 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding] = []
     frameworks: list[str] = []
     device: str = ""
+    ranks: int = 1
     applied: list[AppliedKnob] = []
     """Of all ranks."""
 

@@ -1,0 +1,95 @@
+"""From findings to what is worth a trial."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.diagnose.causes import CAUSES
+from brim.diagnose.gain import gain
+from brim.record.findings import Finding
+from brim.tune.candidates import Candidate, Job, candidates, key_of
+from brim.tune.knobs import KNOBS, check
+
+BY_HAND = {
+    "host.sync", "host.gil", "host.recompile", "host.offload", "host.periodic",
+    "compute.padding", "compute.expert-loop", "comm.straggler-data", "comm.straggler-device",
+    "device.throttled", "device.shared",
+}  # fmt: skip
+"""Causes whose cure is in the user's code, data or machine room."""
+
+
+def _finding(cause: str, share: float = 0.4, **facts: float | str) -> Finding:
+    return Finding(
+        cause=cause, share=share, gain=gain(cause, share), confidence="high", evidence=[],
+        facts=facts,
+    )  # fmt: skip
+
+
+def _of(*findings: Finding, **job: int | bool) -> list[Candidate]:
+    return candidates(findings, Job(**{"cores": 8, **job}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cause", sorted(set(CAUSES)))
+def test_every_cause_has_settings_within_their_ranges_or_is_known_to_need_the_user(
+    cause: str,
+) -> None:
+    found = _of(_finding(cause))
+    assert bool(found) == (cause not in BY_HAND)
+    for candidate in found:
+        check(candidate.settings)
+        assert 1.0 < candidate.expected <= 1.0001 / 0.6
+        if candidate.axis is not None:
+            knob = KNOBS[candidate.axis.knob]
+            assert candidate.settings[candidate.axis.knob] in candidate.axis.values
+            assert all(knob.admits(value) for value in candidate.axis.values)
+
+
+def test_the_largest_expected_gain_comes_first_across_findings() -> None:
+    found = _of(_finding("host.gc", 0.1), _finding("host.debug-mode", 0.5))
+    assert [c.cause for c in found] == ["host.debug-mode", "host.gc"]
+
+
+def test_the_number_of_workers_is_the_one_that_the_diagnosis_computed() -> None:
+    first = _of(_finding("input.workers", workers=6, needed=6, now=2))[0]
+    assert first.settings["loader.num_workers"] == 6
+    assert first.axis is not None
+    assert list(first.axis.values) == [1, 3, 6, 7, 8, 12]
+
+
+@pytest.mark.parametrize(
+    ("share", "cores", "workers"), [(0.5, 8, 2), (0.75, 8, 4), (0.95, 8, 7), (0.9, 2, 1)]
+)
+def test_a_loader_in_the_training_process_gets_as_many_workers_as_keep_up_and_fit(
+    share: float, cores: int, workers: int
+) -> None:
+    first = _of(_finding("input.main-process", share, batch_s=0.1, blocked=0), cores=cores)[0]
+    assert first.settings["loader.num_workers"] == workers
+    assert first.settings["loader.persistent_workers"] is True
+
+
+def test_a_loader_that_waits_for_storage_needs_no_core_for_each_worker() -> None:
+    found = _of(_finding("input.storage", kind="latency", workers=2), cores=2)
+    assert found[0].settings["loader.num_workers"] == 8
+
+
+def test_a_queue_that_is_no_torch_loader_has_no_knob() -> None:
+    assert _of(_finding("input.workers", custom=1)) == []
+
+
+def test_equal_settings_are_proposed_once_with_the_larger_gain() -> None:
+    found = _of(_finding("input.worker-restart", 0.5), _finding("input.startup", 0.1))
+    keys = [key_of(c.settings) for c in found]
+    assert len(keys) == len(set(keys))
+    assert found[0].cause == "input.worker-restart"
+
+
+def test_without_findings_only_a_device_has_something_to_try() -> None:
+    assert _of() == []
+    device = _of(device=True)
+    assert {"optimizer.fused": True} in [c.settings for c in device]
+    assert all(c.cause == "" for c in device)
+
+
+def test_narrower_types_are_marked_as_lossy() -> None:
+    assert not any(c.lossless for c in _of(_finding("compute.precision")))
+    assert all(c.lossless for c in _of(_finding("compute.attention")))

@@ -132,6 +132,11 @@ class Checkpoints:
         if own:  # a rank that was not there before keeps its own
             random_states.restore(own, self.ranks.rank)
 
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is under way; the same on all ranks."""
+        return self._job is not None
+
     def prepare(self, model: Qwen3VL, optimizer: AdamW, scale: LossScale) -> None:
         """Do now what the first save would do: agree on the layout, and take host memory."""
         self._machinery(self._tensors(model, optimizer, scale), optimizer)
@@ -239,10 +244,11 @@ class Checkpoints:
 
     def close(self) -> None:
         """End the process beside this one; a checkpoint under way stays unfinished."""
-        made, self._made, self._job = self._made, None, None
+        made, job = self._made, self._job
+        self._made = self._job = None
         if made is not None:
             made.hook.remove()
-            made.writer.close()
+            made.writer.close(at_once=job is not None)
             made.staging.close()
 
     def _tensors(
@@ -302,8 +308,10 @@ class Checkpoints:
                 )
             except WriterFailed:
                 folders.clear_unfinished(self.folder)
-        why = job.why or "another rank failed"
-        raise NotWritten(f"checkpoint of step {job.step} not written: {why}")
+        found = enumerate(self.ranks.gather(job.why))
+        rank, why = next((rank, why) for rank, why in found if why)
+        where = f"rank {rank}: " if self.ranks.world > 1 else ""
+        raise NotWritten(f"checkpoint of step {job.step} not written: {where}{why}")
 
 
 def state_tensors(model: Qwen3VL, optimizer: AdamW, scale: LossScale) -> dict[str, torch.Tensor]:

@@ -20,12 +20,16 @@ from brim.model.weights import save
 from brim.record.steps import Step
 from brim.train.checkpoint import Checkpoints, NotWritten
 from brim.train.config import Config
+from brim.train.failures import badsteps, memory
+from brim.train.failures.badsteps import BadSteps, Verdict
+from brim.train.failures.stragglers import Stragglers
+from brim.train.failures.votes import Vote, Votes
 from brim.train.readback import Readback
 from brim.train.records import Records
 from brim.train.schedule import learning_rate
-from brim.train.signals import StopRequest
+from brim.train.signals import StopRequest, name_of
 from brim.train.step import Outcome, TrainStep
-from brim.train.watchdog import Watchdog
+from brim.train.watchdog import Phase, Watchdog
 from brim.train.window import ProfilerWindow
 
 
@@ -121,9 +125,18 @@ class Trainer:
         self.steps = config.train.max_steps or rows.steps()
         self.done = 0
         self.lr_factor = 1.0
-        self._bad = 0
-        self._returns = 0
-        self._readback: Readback[_Sent] = Readback()
+        self.ranks = step.parallel.ranks
+        self._bad = BadSteps(config.train.max_bad_steps)
+        self._votes = Votes(self.ranks)
+        self._stragglers = Stragglers()
+        self._names = self.ranks.gather(self.ranks.name)
+        self._waited = 0.0
+        self._beat: Callable[[Phase, int], None] = lambda _phase, _step: None
+        self._saving = 0
+        """Steps of the checkpoint under way; it counts when the last of them was good."""
+        self._judged = 0
+        """Steps whose gradient is known to be finite or not."""
+        self._readback: Readback[_Sent] = Readback(exact=self.ranks.world > 1)
         self._window = _Window()
         self._last_end = time.monotonic()
         self._profiler = ProfilerWindow(
@@ -134,32 +147,68 @@ class Trainer:
         """Train to the end (True) or until a signal asks to stop (False); then save."""
         self._resume()
         timeout = self.config.train.hang_timeout_s
-        watchdog = Watchdog(self.records.folder, timeout) if timeout else None
+        watchdog = Watchdog(self.records.folder, timeout, self.ranks.rank) if timeout else None
+        if watchdog:
+            self._beat = watchdog.beat
+        if self.config.train.save_steps or self.config.train.save_at_end:
+            self.checkpoints.prepare(self.model, self.step.optimizer, self.step.scale)
         try:
-            return self._run(watchdog.beat if watchdog else lambda: None)
+            return self._run()
         finally:
+            self.checkpoints.close()
             if watchdog:
                 watchdog.close()
 
-    def _run(self, beat: Callable[[], None]) -> bool:
-        with StopRequest() as stop:
+    def _run(self) -> bool:
+        stop = 0
+        with StopRequest() as request:
             self._window = _Window()
             self._last_end = time.monotonic()
-            while self.done < self.steps and not stop.asked:
+            while self.done < self.steps and not stop:
                 self._one()
                 self._periodic()
-                beat()
+                self._beat(Phase.BETWEEN, self.done)
+                stop = self._heard(self._votes.cast(self._vote(request)))
                 if self.done == self.steps:
                     # results on their way may still send the run back
                     self._arrived(self._readback.drain())
+            stop = max(stop, self._heard(self._votes.heard()))
         self._profiler.close()
         finished = self.done == self.steps
         if not finished:
             self._arrived(self._readback.drain())
-            self.say(f"{stop.signal}: saving step {self.done} and stopping")
+            self._tell(f"{name_of(stop)}: saving step {self.done} and stopping")
         if not finished or self.config.train.save_at_end:
             self._save()
+        self._settle()
         return finished
+
+    def _vote(self, request: StopRequest) -> Vote:
+        recompute = self.model.recompute
+        return Vote(
+            stop=request.number,
+            saved=self.checkpoints.progress(),
+            recomputed=(recompute.text_blocks, recompute.vision_blocks),
+            busy=(self.step.arrival.seconds(),),
+            waited=(self._waited,),
+        )
+
+    def _heard(self, vote: Vote | None) -> int:
+        """Do what all ranks agreed on; the number of the signal that stops them, or 0."""
+        if vote is None:
+            return 0
+        memory.at_least(self.model, *vote.recomputed)
+        late = self._stragglers.add(vote.busy, vote.waited)
+        if late is not None:
+            self._tell(f"{self._names[late.rank]} {late}")
+        if self._judged >= self._saving:
+            self._written(lambda: self.checkpoints.agreed(vote.saved))
+        return vote.stop
+
+    def _tell(self, line: str) -> None:
+        """What all ranks know, said once."""
+        if self.ranks.first:
+            self.say(line)
 
     def export(self, folder: Path, companions: Path | None) -> None:
         """Write the trained model as a Hugging Face folder; with adapters, those as a PEFT folder
@@ -180,10 +229,12 @@ class Trainer:
         return total.item() / scored if total is not None and scored else None
 
     def _resume(self) -> None:
+        learnt = memory.remembered(self.checkpoints.folder, self.rows.identity())
+        memory.at_least(self.model, learnt.text_blocks, learnt.vision_blocks)
         newest = self.checkpoints.newest() if self.config.train.resume else None
         if newest is not None:
             self._load(newest)
-            self.say(f"resumed after step {self.done} from {newest}")
+            self._tell(f"resumed after step {self.done} from {newest}")
 
     def _load(self, path: Path) -> None:
         if self.checkpoints.kept(path)["data"] != self.rows.identity():
@@ -193,24 +244,41 @@ class Trainer:
                 "set train.resume = false and another output_dir",
             )
         state = self.checkpoints.load(path, self.model, self.step.optimizer, self.step.scale)
-        self.done = state["step"]
+        self.done = self._judged = state["step"]
         self.lr_factor = state["lr_factor"]
 
     def _save(self) -> None:
+        """Begin a checkpoint of the steps done; at most one is under way."""
         began = time.monotonic()
+        self._beat(Phase.SAVING, self.done)
+        self._settle()
         extra = {"lr_factor": self.lr_factor, "data": self.rows.identity()}
-        try:
-            self.checkpoints.save(
+        self._saving = self.done
+        self._written(
+            lambda: self.checkpoints.start(
                 self.done, self.model, self.step.optimizer, self.step.scale, extra
             )
-        except NotWritten as error:
-            self.say(f"{error}; training goes on, the next checkpoint will try again")
+        )
         self._last_end += time.monotonic() - began
+
+    def _settle(self) -> None:
+        """Wait until no checkpoint is under way."""
+        if self.checkpoints.saving:
+            self._arrived(self._readback.drain())
+        self._written(self.checkpoints.finish)
+
+    def _written(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except NotWritten as error:
+            self._tell(f"{error}; training goes on, the next checkpoint will try again")
 
     def _one(self) -> None:
         began = time.monotonic()
+        self._beat(Phase.ROWS, self.done)
         rows = self.rows.fetch(self.done)
         fetched = time.monotonic()
+        self._beat(Phase.STEP, self.done)
         lr = self.lr_factor * learning_rate(self.config.optimizer, self.done, self.steps)
         outcome = self._attempt(rows, lr)
         now = time.monotonic()
@@ -227,6 +295,7 @@ class Trainer:
             samples=tuple(s for row in rows for s in row.sample_ids),
         )
         self.done += 1
+        self._waited = fetched - began
         self._arrived(self._readback.push(sent, outcome.loss, outcome.norm))
         self._profiler.after_step()
 
@@ -245,7 +314,15 @@ class Trainer:
                         "the device ran out of memory although every block is recomputed",
                         hint="lower data.tokens_per_row, or set optimizer.states = bfloat16",
                     ) from None
-            self.step.optimizer.zero_grad(set_to_none=True)
+            memory.remember(self.checkpoints.folder, more, self.rows.identity())
+            if self.step.sent.anything:
+                raise memory.RestartNeeded(
+                    f"{self.ranks.name} ran out of memory with the step half sent; from its next "
+                    f"start on the run recomputes {more.text_blocks} text and "
+                    f"{more.vision_blocks} vision blocks",
+                    hint="torchrun --max-restarts=3 starts it again by itself",
+                ) from None
+            self.step.parallel.clear(self.step.parameters)
             torch.cuda.empty_cache()
             self.model.recompute = more
             self.say(
@@ -257,32 +334,42 @@ class Trainer:
         """Record finished steps; a run of bad ones goes back to the last checkpoint."""
         for sent, (loss, norm) in results:
             self._record(sent, loss)
-            good = norm == norm and abs(norm) != float("inf")
-            self._bad = 0 if good else self._bad + 1
-            if not good:
-                self.say(
-                    f"step {sent.number}: the gradient is not finite, its update was skipped "
-                    f"(samples {_few(sent.samples)})"
-                )
+            verdict = self._bad.judge(norm)
+            self._judged = sent.number + 1
+            if verdict is not Verdict.GOOD:
+                self._bad_step(sent, loss)
             self._report(sent, loss, norm)
-            if self._bad >= self.config.train.max_bad_steps:
-                self._go_back(sent)
+            if verdict in (Verdict.BACK, Verdict.STOP):
+                self._go_back(sent, verdict)
                 return
 
-    def _go_back(self, sent: _Sent) -> None:
-        newest = self.checkpoints.newest()
+    def _bad_step(self, sent: _Sent, loss: float) -> None:
+        badsteps.note(self.records.folder, self.ranks.rank, sent.number, loss, sent.samples)
+        self._tell(
+            f"step {sent.number}: the gradient is not finite, its update was skipped "
+            f"(samples {_few(sent.samples)})"
+        )
+        if self._judged == self._saving:
+            self.checkpoints.drop()  # a run that goes back should not end up here again
+
+    def _go_back(self, sent: _Sent, verdict: Verdict) -> None:
         self._readback.drain()
-        if newest is None or self._returns == 2:
+        if self._judged < self._saving:
+            self.checkpoints.drop()
+        self._written(self.checkpoints.finish)
+        newest = self.checkpoints.newest()
+        if newest is None or verdict is Verdict.STOP:
             raise Diverged(
-                f"{self._bad} steps in a row had no finite gradient, the last was step "
-                f"{sent.number} (samples {_few(sent.samples)})",
+                f"{self._bad.row} steps in a row had no finite gradient, the last was step "
+                f"{sent.number} (samples {_few(sent.samples)}; bad-steps.rank*.jsonl in "
+                f"{self.records.folder} has all)",
                 hint="lower optimizer.learning_rate, or look at these samples",
             )
-        self._returns += 1
-        self._bad = 0
+        self._bad.gone_back()
+        lower = self.lr_factor / 2
         self._load(newest)
-        self.lr_factor /= 2
-        self.say(f"back to step {self.done} with {self.lr_factor:g} of the learning rate")
+        self.lr_factor = min(self.lr_factor, lower)
+        self._tell(f"back to step {self.done} with {self.lr_factor:g} of the learning rate")
 
     def _record(self, sent: _Sent, loss: float) -> None:
         counts = sent.outcome.counts
@@ -344,15 +431,14 @@ class Trainer:
         table = self.config.train
         if table.eval_steps and self.done % table.eval_steps == 0:
             began = time.monotonic()
+            self._beat(Phase.EVALUATION, self.done)
             loss = self.evaluate()
             if loss is not None:
                 self.records.metrics({"step": self.done, "eval_loss": loss})
                 self.say(f"step {self.done}: evaluation loss {loss:.4f}")
             self._last_end += time.monotonic() - began
         if table.save_steps and self.done % table.save_steps == 0 and self.done < self.steps:
-            self._arrived(self._readback.drain())
-            if self._bad == 0:
-                self._save()
+            self._save()
 
 
 def more_recomputed(model: Qwen3VL) -> Recompute | None:

@@ -22,11 +22,12 @@ class Readback(Generic[Tag]):
     """A queue of small results on their way to the host.
 
     ``depth`` also bounds how far the host runs ahead: pushing result n waits for result
-    n - ``depth``, while the device still has ``depth`` - 1 whole steps queued.
+    n - ``depth``, while the device still has ``depth`` - 1 whole steps queued.  ``exact``: results
+    arrive at that push and never earlier, so that all ranks see them at the same one.
     """
 
-    def __init__(self, depth: int = 2) -> None:
-        self.depth = depth
+    def __init__(self, depth: int = 2, *, exact: bool = False) -> None:
+        self.depth, self.exact = depth, exact
         self._pending: deque[_Pending[Tag]] = deque()
 
     def push(self, tag: Tag, *scalars: torch.Tensor) -> list[tuple[Tag, list[float]]]:
@@ -50,7 +51,7 @@ class Readback(Generic[Tag]):
 
     def _arrived(self) -> bool:
         event = self._pending[0].event
-        return event is None or event.query()
+        return not self.exact and (event is None or event.query())
 
     def _take(self) -> tuple[Tag, list[float]]:
         first = self._pending.popleft()

@@ -7,6 +7,7 @@ restarts (torchrun does, with --max-restarts), and all ranks recompute more from
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,9 @@ def _first_to_learn(model: Qwen3VL) -> list[torch.nn.Parameter]:
 def remember(folder: Path, recompute: Recompute, identity: str) -> None:
     """For the ranks that start next; ``identity`` is the data's."""
     kept = {"text": recompute.text_blocks, "vision": recompute.vision_blocks, "data": identity}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / _FILE, json.dumps(kept).encode())
+    with contextlib.suppress(OSError):  # a full disk: the next start learns it again
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / _FILE, json.dumps(kept).encode())
 
 
 def remembered(folder: Path, identity: str) -> Recompute:

@@ -8,8 +8,8 @@ divided by their number.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -87,10 +87,12 @@ class Replicated(Alone):
         loss: torch.Tensor = self.ddp(row, scale)
         return loss
 
-    def row(self, *, last: bool) -> AbstractContextManager[Any]:
+    @contextmanager
+    def row(self, *, last: bool) -> Iterator[None]:
         self.reducing = last or self._each_row or self._learning
-        self._learning = False
-        return nullcontext() if self.reducing else self.ddp.no_sync()
+        with nullcontext() if self.reducing else self.ddp.no_sync():
+            yield
+        self._learning = False  # a row that failed has taught nothing
 
     def clear(self, parameters: Iterable[torch.Tensor]) -> None:
         # they are views of the buckets; freed, a row would write them elsewhere and copy them there

@@ -76,8 +76,10 @@ class Writer:
             raise WriterFailed(reply["error"])
         return reply
 
-    def close(self) -> None:
-        """Let it finish what it does, then end it."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End it, after what it is doing unless ``at_once``."""
+        if at_once:
+            self._process.kill()
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.errors import GOOD
+from brim.errors import GOOD, WRONG_USAGE, BrimError, UsageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
     from brim.train.loop import Progress
+    from brim.train.parallel.ranks import Ranks
     from brim.train.session import Session
 
 
@@ -46,20 +49,40 @@ class Command:
         if args.print_config:
             print(tables.dump(config), end="")
             return GOOD
+        from brim.train.parallel.ranks import join
         from brim.train.session import start
         from brim.train.signals import STOPPED
 
-        with _Screen() as screen:
+        ranks = join()
+        with _named(ranks), _Screen(ranks) as screen:
             session = start(
                 config,
                 ["brim", *sys.argv[1:]],
                 say=screen.say,
                 show=screen.show,
                 scanned=screen.scanned,
+                ranks=ranks,
             )
             finished = _train(session, screen)
-        _account(session.trainer.records.folder)
+        if ranks.first:
+            _account(session.trainer.records.folder)
+        ranks.leave()
         return GOOD if finished else STOPPED
+
+
+@contextmanager
+def _named(ranks: Ranks) -> Iterator[None]:
+    """Errors say which rank they are of; what is wrong with the command, only the first says."""
+    try:
+        yield
+    except UsageError:
+        if not ranks.first:
+            raise SystemExit(WRONG_USAGE) from None
+        raise
+    except BrimError as error:
+        if ranks.world > 1:
+            error.args = (f"{ranks.name}: {error.args[0]}", *error.args[1:])
+        raise
 
 
 def _train(session: Session, screen: _Screen) -> bool:
@@ -69,19 +92,19 @@ def _train(session: Session, screen: _Screen) -> bool:
     try:
         finished = trainer.run()
         wanted = finished and trainer.config.train.save_at_end
-        if wanted and not session.exported.exists():
+        if wanted and not trainer.ranks.told(session.exported.exists()):
             trainer.export(session.exported, session.folder)
         loss = trainer.evaluate() if finished else None
         if loss is not None:
-            screen.say(f"evaluation loss {loss:.4f}")
+            screen.tell(f"evaluation loss {loss:.4f}")
         if wanted:
-            screen.say(f"the trained model is in {session.exported}")
+            screen.tell(f"the trained model is in {session.exported}")
         code, why = 0, "finished" if finished else "stopped by a signal"
         return finished
     finally:
         session.rows.close()
         trainer.records.close(code, why)
-        screen.say(f"records: {trainer.records.folder}")
+        screen.tell(f"records: {trainer.records.folder}")
 
 
 def _account(folder: Path) -> None:
@@ -99,9 +122,11 @@ def _account(folder: Path) -> None:
 
 
 class _Screen:
-    """A progress bar with the figures that matter, and lines above it."""
+    """A progress bar with the figures that matter, and lines above it; ranks but the first say
+    only what is theirs alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._scan: TaskID | None = None
@@ -123,6 +148,7 @@ class _Screen:
             TimeRemainingColumn(),
             TextColumn("{task.fields[figures]}"),
             console=Console(stderr=True),
+            disable=not self.ranks.first,
         )
         self._bar.start()
         return self
@@ -132,8 +158,15 @@ class _Screen:
         self._bar.stop()
 
     def say(self, line: str) -> None:
+        """What this rank has to say."""
         assert self._bar is not None
-        self._bar.console.print(line, markup=False, highlight=False)
+        whose = "" if self.ranks.first else f"{self.ranks.name}: "
+        self._bar.console.print(f"{whose}{line}", markup=False, highlight=False)
+
+    def tell(self, line: str) -> None:
+        """What all ranks know."""
+        if self.ranks.first:
+            self.say(line)
 
     def scanned(self, done: int, total: int) -> None:
         assert self._bar is not None

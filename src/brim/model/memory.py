@@ -7,6 +7,7 @@ partitioner decides.  Not compiled, a step keeps more than this.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from brim.model.config import ModelConfig, TextConfig, VisionConfig
@@ -90,24 +91,25 @@ def fit(
     state_bytes: int = 4,
     at_least: Recompute | None = None,
 ) -> Recompute | None:
-    """The least recomputation with which a step takes at most ``room`` bytes; None if none does.
-
-    Tower blocks first: a byte of theirs costs 1.9 kFLOP to make again, one of a text block 2.4 (4B)
-    to 4 (8B).
-    """
-    first = at_least or Recompute()
-    text, vision = len(model.blocks), len(model.visual.blocks)
-    choices = [
-        *(Recompute(text_blocks=first.text_blocks, vision_blocks=v)
-          for v in range(first.vision_blocks, vision + 1)),
-        *(Recompute(text_blocks=t, vision_blocks=vision)
-          for t in range(first.text_blocks + 1, text + 1)),
-    ]  # fmt: skip
-    for choice in choices:
+    """The least recomputation with which a step takes at most ``room`` bytes; None if none does."""
+    for choice in recomputations(model, at_least or Recompute()):
         planned = estimate(model, row, trained=trained, state_bytes=state_bytes, recompute=choice)
         if planned.total <= room:
             return choice
     return None
+
+
+def recomputations(model: Qwen3VL, first: Recompute) -> Iterator[Recompute]:
+    """``first`` and all that recompute more, the cheapest step by step.
+
+    Tower blocks first: a byte of theirs costs 1.9 kFLOP to make again, one of a text block 2.4 (4B)
+    to 4 (8B).
+    """
+    text, vision = len(model.blocks), len(model.visual.blocks)
+    for blocks in range(first.vision_blocks, vision + 1):
+        yield Recompute(text_blocks=first.text_blocks, vision_blocks=blocks)
+    for blocks in range(first.text_blocks + 1, text + 1):
+        yield Recompute(text_blocks=blocks, vision_blocks=vision)
 
 
 def text_block(text: TextConfig) -> int:

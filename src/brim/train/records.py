@@ -16,15 +16,17 @@ from brim import __version__
 from brim.hardware.gpus import Gpu, identify
 from brim.record import run as run_directory
 from brim.record.steps import Header, Step
+from brim.train.parallel.ranks import Ranks
 from brim.train.trackers import Trackers
 
 PEAK_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 class Records:
-    """``steps.rank0.jsonl`` in the project's format and ``metrics.jsonl`` for plots.
+    """``steps.rank<R>.jsonl`` in the project's format; from rank 0 ``metrics.jsonl`` for plots.
 
-    Each line is flushed as it is written; a full disk costs records, never the run.
+    All ranks of a run write into one folder.  Each line is flushed as it is written; a full disk
+    costs records, never the run.
     """
 
     def __init__(
@@ -36,30 +38,49 @@ class Records:
         report_to: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
         say: Callable[[str], None] = print,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.folder = run_directory.create(root, command, _host(device), __version__)
-        self._trackers = Trackers(report_to, self.folder, settings or {}, say)
+        self.ranks = ranks or Ranks()
+        made = (
+            run_directory.create(root, command, _host(device), __version__) if self.first else root
+        )
+        self.folder = self.ranks.told(made)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # another host has its own disk
+        self._trackers = Trackers(report_to if self.first else (), self.folder, settings or {}, say)
         self.lost = 0
         self._began = time.monotonic()
-        self._steps = (self.folder / "steps.rank0.jsonl").open("ab", buffering=0)
-        self._metrics = (self.folder / "metrics.jsonl").open("ab", buffering=0)
-        self._write(self._steps, {"kind": "header", **msgspec.to_builtins(_header(device))})
+        steps = self.folder / f"steps.rank{self.ranks.rank}.jsonl"
+        self._steps = steps.open("ab", buffering=0)
+        self._metrics = (
+            (self.folder / "metrics.jsonl").open("ab", buffering=0) if self.first else None
+        )
+        header = _header(device, self.ranks)
+        self._write(self._steps, {"kind": "header", **msgspec.to_builtins(header)})
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes what is one for the whole run."""
+        return self.ranks.first
 
     def step(self, step: Step) -> None:
         self._write(self._steps, step)
 
     def metrics(self, values: Mapping[str, Any]) -> None:
+        if self._metrics is None:
+            return
         self._write(self._metrics, values)
         self._trackers.log(int(values.get("step", 0)), values)
 
     def close(self, exit_code: int, why: str) -> None:
         self._trackers.close()
         self._write(self._steps, {"kind": "footer", "why": why})
+        self._steps.close()
+        if self._metrics is None:
+            return
+        self._metrics.close()
         run_directory.finish(
             self.folder, exit_code=exit_code, wall_s=time.monotonic() - self._began
         )
-        self._steps.close()
-        self._metrics.close()
 
     def _write(self, file: Any, line: Any) -> None:
         try:
@@ -109,13 +130,16 @@ def about(device: torch.device) -> dict[str, Any] | None:
     }
 
 
-def _header(device: torch.device) -> Header:
+def _header(device: torch.device, ranks: Ranks) -> Header:
     versions = {"torch": str(torch.__version__), "brim": __version__}
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     return Header(
         pid=os.getpid(),
         ppid=os.getppid(),
+        rank=ranks.rank,
+        local_rank=ranks.local_rank,
+        world=ranks.world,
         t=time.monotonic(),
         python=sys.version.split()[0],
         versions=versions,

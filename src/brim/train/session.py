@@ -15,7 +15,7 @@ from brim.errors import ConfigError, InputError
 from brim.model.config import FAMILY, ModelConfig
 from brim.model.kernels import DTYPES, Choices, choose, compile_blocks, installed, kernels
 from brim.model.lora import add_lora
-from brim.model.memory import RowShape, estimate, fit
+from brim.model.memory import RowShape
 from brim.model.parts import set_trained
 from brim.model.precision import use_fp8
 from brim.model.qwen3vl import Qwen3VL, Recompute
@@ -24,14 +24,13 @@ from brim.train.adamw import AdamW, decay_groups
 from brim.train.checkpoint import Checkpoints
 from brim.train.config import Config, ModelTable, OptimizerTable
 from brim.train.loop import Progress, Trainer
+from brim.train.parallel.fit import share
+from brim.train.parallel.ranks import Ranks
 from brim.train.records import Records, peak_flops
 from brim.train.source import LoadedRows, one_row_at_a_time
 from brim.train.step import TrainStep
 from brim.train.tables import flat
-from brim.units import size
 
-USABLE = 0.94
-"""Of a device's memory: the rest is the context's, the libraries' and fragmentation's."""
 Scanned = Callable[[int, int], None]
 
 
@@ -62,17 +61,23 @@ def start(
     say: Callable[[str], None] = print,
     show: Callable[[Progress], None] = lambda _: None,
     scanned: Scanned = lambda done, total: None,
+    ranks: Ranks | None = None,
 ) -> Session:
-    """Everything up to the first step.  Raises :class:`brim.errors.BrimError`."""
+    """Everything up to the first step.  Raises :class:`brim.errors.BrimError`.
+
+    All ranks call it, and ``say`` hears on each what only the first should repeat.
+    """
     if not config.data.sources:
         raise ConfigError("data.sources is empty: there is nothing to train on")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ranks = ranks or Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = ranks.device
+    tell = say if ranks.first else _silent
     choices = _choices(config.model, device)
     for name, reason in choices.reasons().items():
-        say(f"{name:13} {reason}")
+        tell(f"{name:13} {reason}")
     torch.backends.cuda.matmul.allow_tf32 = choices.tf32.value
     torch.backends.cudnn.allow_tf32 = choices.tf32.value
-    folder = _folder(config.model)
+    folder = ranks.in_turn(lambda: _folder(config.model))
     output = Path(config.output_dir)
     records = Records(
         output / "records",
@@ -80,13 +85,17 @@ def start(
         device,
         report_to=config.train.report_to,
         settings=flat(config),
-        say=say,
+        say=tell,
+        ranks=ranks,
     )
     dtype = DTYPES[choices.dtype.value]
-    rows = _rows(config, folder, device, dtype, records.folder, scanned)
+    rows = ranks.in_turn(lambda: _rows(config, folder, ranks, dtype, records.folder, scanned))
+    rows.prepared.plan.share(0, ranks.world)  # says so when the ranks cannot
+    _same_data(ranks, rows)
     model = _model(config, folder, choices, device)
-    if device.type == "cuda" and choices.compile.value:
-        _plan_memory(config, model, rows.prepared, device, say)
+    if not rows.prepared.samples.patches.any() and ranks.world > 1:
+        model.visual.requires_grad_(False)  # no row would bring it a gradient to reduce
+    parallel = share(config, model, largest_row(rows.prepared), rows.count, ranks, tell)
     trainer = Trainer(
         config,
         model,
@@ -95,9 +104,10 @@ def start(
             _optimizer(config.optimizer, model, config.train.seed),
             max_norm=config.optimizer.max_grad_norm,
             scaling=choices.loss_scaling.value,
+            parallel=parallel,
         ),
         rows,
-        Checkpoints(output / "checkpoints", keep=config.train.save_total_limit),
+        Checkpoints(output / "checkpoints", keep=config.train.save_total_limit, ranks=ranks),
         records,
         trained=config.trained,
         peak=peak_flops(device, choices.dtype.value),
@@ -161,38 +171,19 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
     return model
 
 
-def _plan_memory(
-    config: Config,
-    model: Qwen3VL,
-    prepared: Prepared,
-    device: torch.device,
-    say: Callable[[str], None],
-) -> None:
-    """Recompute as many blocks as the largest row of the first epoch needs to fit."""
-    row = largest_row(prepared)
-    state_bytes = 4 if config.optimizer.states == "bfloat16" else 12
-    room = int(torch.cuda.get_device_properties(device).total_memory * USABLE)
-    chosen = fit(
-        model,
-        row,
-        room,
-        trained=config.trained,
-        state_bytes=state_bytes,
-        at_least=model.recompute,
-    )
-    every = Recompute(text_blocks=len(model.blocks), vision_blocks=len(model.visual.blocks))
-    model.recompute = chosen or every
-    planned = estimate(
-        model,
-        row,
-        trained=config.trained,
-        state_bytes=state_bytes,
-        recompute=model.recompute,
-    )
-    say(
-        f"memory        {size(planned.total)} planned of {size(room)}; recomputed: "
-        f"{model.recompute.text_blocks} text, {model.recompute.vision_blocks} vision blocks"
-    )
+def _same_data(ranks: Ranks, rows: LoadedRows) -> None:
+    """Raises InputError when the ranks see other data: their plans would disagree for ever."""
+    prints = ranks.gather(rows.identity())
+    odd = [rank for rank, found in enumerate(prints) if found != prints[0]]
+    if odd:
+        raise InputError(
+            f"rank {odd[0]} of {len(prints)} sees other data than rank 0",
+            hint="data.sources must hold the same files on every host",
+        )
+
+
+def _silent(_line: str) -> None:
+    return
 
 
 def largest_row(prepared: Prepared) -> RowShape:
@@ -231,7 +222,7 @@ def _optimizer(table: OptimizerTable, model: Qwen3VL, seed: int) -> AdamW:
 def _rows(
     config: Config,
     folder: Path | None,
-    device: torch.device,
+    ranks: Ranks,
     dtype: torch.dtype,
     run_dir: Path,
     scanned: Scanned,
@@ -243,16 +234,23 @@ def _rows(
         )
     data = config.data
     if config.train.gradient_accumulation_steps:
-        data = replace(data, rows_per_step=config.train.gradient_accumulation_steps)
-    prepared = prepare(data, folder, quarantine=run_dir / "quarantine.jsonl", progress=scanned)
-    evaluated = _evaluated(config.eval, folder, scanned)
-    epochs = config.train.num_train_epochs
+        rows = config.train.gradient_accumulation_steps * ranks.world
+        data = replace(data, rows_per_step=rows)
+    listed = run_dir / "quarantine.jsonl" if ranks.first else None
+    prepared = prepare(data, folder, quarantine=listed, progress=scanned)
     return LoadedRows(
-        prepared, device, epochs=epochs, evaluated=evaluated, run_dir=run_dir, dtype=dtype
+        prepared,
+        ranks.device,
+        epochs=config.train.num_train_epochs,
+        evaluated=_evaluated(config.eval, folder, ranks.world, scanned),
+        run_dir=run_dir,
+        dtype=dtype,
+        ranks=ranks,
+        always_tower=config.parallel.gradient_sync == "row",
     )
 
 
-def _evaluated(data: DataConfig, folder: Path, scanned: Scanned) -> Prepared | None:
+def _evaluated(data: DataConfig, folder: Path, world: int, scanned: Scanned) -> Prepared | None:
     if not data.sources:
         return None
-    return one_row_at_a_time(prepare(data, folder, progress=scanned))
+    return one_row_at_a_time(prepare(data, folder, progress=scanned), world)

@@ -13,13 +13,16 @@ from brim.data.loader import HostRow, Loader, State, fingerprint
 from brim.data.prepare import Prepared
 from brim.data.transfer import Transfer
 from brim.model.batch import PackedBatch
+from brim.train.parallel.blank import agreed
+from brim.train.parallel.ranks import Ranks
 
 
 class LoadedRows:
     """:class:`brim.train.loop.Rows` of a prepared data set, for one rank.
 
     ``dtype``: what the model computes with; a CUDA device normalises to it where it cuts the
-    pictures into patches.
+    pictures into patches.  ``always_tower``: every row runs the tower, because ranks meet over
+    gradients after each.
     """
 
     def __init__(
@@ -31,13 +34,20 @@ class LoadedRows:
         evaluated: Prepared | None = None,
         run_dir: Path | None = None,
         dtype: torch.dtype = torch.uint8,
+        ranks: Ranks | None = None,
+        always_tower: bool = False,
     ) -> None:
         self.prepared, self.evaluated, self.run_dir = prepared, evaluated, run_dir
-        self.epochs = epochs
+        self.epochs, self.ranks, self.always_tower = epochs, ranks or Ranks(), always_tower
         self._transfer = Transfer(device, prepared.vision, dtype)
         # on a CPU the loader's process cuts: the training process has better things to do
         self._whole = device.type == "cuda"
         self._loader: Loader | None = None
+
+    @property
+    def count(self) -> int:
+        """Rows of this rank in a step."""
+        return self.prepared.plan.rows_per_step // self.ranks.world
 
     def steps(self) -> int:
         return self.prepared.plan.steps(self.epochs)
@@ -48,18 +58,28 @@ class LoadedRows:
 
     def fetch(self, step: int) -> Sequence[PackedBatch]:
         loader = self._at(step)
-        rows = self.prepared.config.rows_per_step
-        return [_batch(row, self._transfer(row)) for row in _take(loader, rows)]
+        rows = [_batch(row, self._transfer(row)) for row in _take(loader, self.count)]
+        if not self.ranks.together:
+            return rows
+        tower = self.prepared.plan.tower(step, self.ranks.world, always=self.always_tower)
+        return agreed(rows, tower, self.prepared.config.patch_bucket)
 
     def evaluation(self) -> Iterator[PackedBatch]:
+        """As many rows on every rank; those that only fill the last turn have no labels."""
         if self.evaluated is None:
             return
-        stop = self.evaluated.plan.steps(1)
+        plan = self.evaluated.plan
         transfer = Transfer(self._transfer.device, self.evaluated.vision, self._transfer.dtype)
-        with Loader(self.evaluated, stop=stop, run_dir=self.run_dir, whole=self._whole) as loader:
+        with self._loader_of(self.evaluated, stop=plan.steps(1)) as loader:
             try:
                 for row in loader:
-                    yield _batch(row, transfer(row))
+                    batch = _batch(row, transfer(row))
+                    if row.step * plan.rows_per_step + row.number >= len(plan.epoch(0).rows):
+                        batch = _unscored(batch)
+                    if self.ranks.together:
+                        tower = plan.tower(row.step, self.ranks.world)
+                        [batch] = agreed([batch], tower, self.evaluated.config.patch_bucket)
+                    yield batch
             finally:
                 transfer.close()
 
@@ -76,16 +96,37 @@ class LoadedRows:
             plan = self.prepared.plan
             plan.locate(step)  # learns where the epochs before it end
             state = State(step=step, epoch_starts=list(plan.starts), plan=self.identity())
-            self._loader = Loader(
-                self.prepared, state=_plain(state), run_dir=self.run_dir, whole=self._whole
-            )
+            self._loader = self._loader_of(self.prepared, state=_plain(state))
         return self._loader
 
+    def _loader_of(self, prepared: Prepared, **where: Any) -> Loader:
+        ranks = self.ranks
+        return Loader(
+            prepared,
+            rank=ranks.rank,
+            world=ranks.world,
+            local_world=ranks.local_world,
+            run_dir=self.run_dir,
+            whole=self._whole,
+            **where,
+        )
 
-def one_row_at_a_time(prepared: Prepared) -> Prepared:
-    """The plan of an evaluation: every row once, none repeated to fill a step."""
-    plan = replace(prepared.plan, rows_per_step=1, starts=[0], _epochs={})
-    return replace(prepared, plan=plan, config=replace(prepared.config, rows_per_step=1))
+
+def one_row_at_a_time(prepared: Prepared, world: int = 1) -> Prepared:
+    """The plan of an evaluation: a row at a time on every rank.
+
+    A few rows of the first are repeated to fill the last turn; they come behind all others.
+    """
+    plan = replace(prepared.plan, rows_per_step=world, starts=[0], _epochs={})
+    return replace(prepared, plan=plan, config=replace(prepared.config, rows_per_step=world))
+
+
+def _unscored(batch: PackedBatch) -> PackedBatch:
+    none = slice(0, 0)
+    counts = replace(batch.counts, scored=0)
+    return replace(
+        batch, scored_rows=batch.scored_rows[none], labels=batch.labels[none], counts=counts
+    )
 
 
 def _batch(row: HostRow, tensors: Mapping[str, torch.Tensor]) -> PackedBatch:

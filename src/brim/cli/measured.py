@@ -22,12 +22,16 @@ GRACE_S = 2.0
 
 
 def host_facts() -> dict[str, Any]:
-    """Cores and memory of this machine, as the run directory keeps them."""
+    """Cores, memory and network of this machine, as the run directory keeps them."""
+    import os
     import platform
+    from dataclasses import asdict
 
     import psutil
 
     from brim.hardware.cores import usable_cores
+    from brim.hardware.fabric import fabric
+    from brim.hardware.nccl import file_definitions
 
     cores = usable_cores()
     return {
@@ -37,7 +41,19 @@ def host_facts() -> dict[str, Any]:
         "limits": list(cores.reasons),
         "memory": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.machine()}",
+        "fabric": asdict(fabric()),
+        "nccl": (files := file_definitions(os.environ)),
+        "devices_joined": _devices_joined([*os.environ, *(name for name, _, _ in files)]),
     }
+
+
+def _devices_joined(variables: Sequence[str]) -> bool | None:
+    """Asked of the driver only where a variable keeps devices from reaching each other."""
+    if not any(name.startswith("NCCL_P2P_") for name in variables):
+        return None
+    from brim.hardware.links import joined, links
+
+    return joined(links())
 
 
 class Early:

@@ -79,6 +79,15 @@ def links(lib: Any = None) -> list[Links]:
         lib.nvmlShutdown()
 
 
+def joined(found: list[Links]) -> bool | None:
+    """Do all devices reach each other without the host's memory?  None with fewer than two, and
+    where one way is not known."""
+    ways = [way for device in found for way in device.peers.values()]
+    if not ways or "unknown" in ways:
+        return None
+    return all(way == "NVLink" or way.startswith(("PIX", "PXB", "same board")) for way in ways)
+
+
 def _links(lib: Any, index: int, handles: dict[int, Any]) -> Links:
     handle = handles[index]
     return Links(

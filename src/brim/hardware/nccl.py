@@ -11,7 +11,7 @@ NCCL reads the environment first, then ``NCCL_CONF_FILE`` (or ``~/.nccl.conf``),
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -94,15 +94,29 @@ def variables(env: Mapping[str, str] | None = None, *, root: Path = ROOT) -> lis
     ``env`` is the job's environment (default: this process's); files are read below ``root``.
     """
     env = os.environ if env is None else env
+    return described([*_environment(env), *file_definitions(env, root=root)])
+
+
+Definition = tuple[str, str, str]
+"""Name, value, origin."""
+
+
+def file_definitions(env: Mapping[str, str], *, root: Path = ROOT) -> list[Definition]:
+    """What NCCL's files define, in the order in which NCCL reads them."""
+    return [found for path in _files(env) for found in _conf(path, root)]
+
+
+def described(definitions: Iterable[Definition]) -> list[NcclVariable]:
+    """The same as :func:`variables` for definitions that were read before, first ones first."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for name, value, origin in _definitions(env, root):
+    for name, value, origin in definitions:
         found.setdefault(name, []).append((value, origin))
-    described = [
+    every = [
         _describe(name, value, origin, effective=rank == 0)
         for name, sources in found.items()
         for rank, (value, origin) in enumerate(sources)
     ]
-    return sorted(described, key=lambda v: (not v.effective, v.name))
+    return sorted(every, key=lambda v: (not v.effective, v.name))
 
 
 def kind_of(name: str) -> Kind:
@@ -113,13 +127,8 @@ def kind_of(name: str) -> Kind:
     return "debugging" if short in DEBUGGING else "unknown"
 
 
-def _definitions(env: Mapping[str, str], root: Path) -> Iterator[tuple[str, str, str]]:
-    """(name, value, origin) in the order in which NCCL looks."""
-    for name, value in env.items():
-        if name.startswith("NCCL_"):
-            yield name, value, "environment"
-    for path in _files(env):
-        yield from _conf(path, root)
+def _environment(env: Mapping[str, str]) -> Iterator[Definition]:
+    return ((n, v, "environment") for n, v in env.items() if n.startswith("NCCL_"))
 
 
 def _files(env: Mapping[str, str]) -> Iterator[str]:
@@ -130,7 +139,7 @@ def _files(env: Mapping[str, str]) -> Iterator[str]:
     yield "/etc/nccl.conf"
 
 
-def _conf(path: str, root: Path) -> Iterator[tuple[str, str, str]]:
+def _conf(path: str, root: Path) -> Iterator[Definition]:
     """``NAME=VALUE`` lines; ``#`` starts a comment line, spaces around a name do not count."""
     try:
         text = (root / path.lstrip("/")).read_text(errors="replace")

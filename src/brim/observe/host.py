@@ -35,6 +35,12 @@ FIELDS = {
     "disk_write_bytes_s": Meaning(unit="B/s", what="local disks", source="/proc/diskstats"),
     "net_rx_bytes_s": Meaning(unit="B/s", what="all interfaces but lo", source="/proc/net/dev"),
     "net_tx_bytes_s": Meaning(unit="B/s", what="all interfaces but lo", source="/proc/net/dev"),
+    "rdma_rx_bytes_s": Meaning(
+        unit="B/s", what="all ports, InfiniBand and RoCE", source="/sys/class/infiniband"
+    ),
+    "rdma_tx_bytes_s": Meaning(
+        unit="B/s", what="all ports, InfiniBand and RoCE", source="/sys/class/infiniband"
+    ),
     "memory_available_bytes": Meaning(unit="B", what="free without swapping",
                                       source="/proc/meminfo"),
     "page_cache_bytes": Meaning(unit="B", what="file pages in memory", source="/proc/meminfo"),
@@ -42,7 +48,9 @@ FIELDS = {
     "swap_out_bytes_s": Meaning(unit="B/s", what="written to swap", source="/proc/vmstat"),
 }  # fmt: skip
 
-_RATES = ("disk_read", "disk_write", "net_rx", "net_tx", "swap_in", "swap_out")
+_RATES = (
+    "disk_read", "disk_write", "net_rx", "net_tx", "rdma_rx", "rdma_tx", "swap_in", "swap_out",
+)  # fmt: skip
 _PSI = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
 
 
@@ -66,6 +74,7 @@ class HostProbe:
         self._tree = tree
         self._root = root
         self._disks = _whole_disks(root)
+        self._rdma = sorted((root / "sys/class/infiniband").glob("*/ports/*/counters"))
         # finding the cgroup means reading mount tables; its files only need to be found once
         found = cpu_stat(root=root)
         self._cgroup = Path(found.source) if found is not None else None
@@ -109,6 +118,7 @@ class HostProbe:
             bytes={
                 **_disk_bytes(self._root, self._disks),
                 **_net_bytes(self._root),
+                **_rdma_bytes(self._rdma),
                 **_swap_bytes(self._root),
             },
             psi_us=_psi_us(self._root),
@@ -189,6 +199,20 @@ def _disk_bytes(root: Path, disks: frozenset[str]) -> dict[str, int]:
         "disk_read": sum(int(r[5]) for r in mine) * SECTOR_BYTES,
         "disk_write": sum(int(r[9]) for r in mine) * SECTOR_BYTES,
     }
+
+
+_PORT_UNIT = 4
+"""``port_*_data`` counts in units of four bytes (InfiniBand architecture, PortCounters)."""
+
+
+def _rdma_bytes(counters: list[Path]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, file in (("rdma_rx", "port_rcv_data"), ("rdma_tx", "port_xmit_data")):
+        texts = [_text(folder / file).strip() for folder in counters]
+        values = [int(text) for text in texts if text.isdigit()]
+        if values:
+            found[name] = _PORT_UNIT * sum(values)
+    return found
 
 
 def _net_bytes(root: Path) -> dict[str, int]:

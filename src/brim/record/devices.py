@@ -171,6 +171,8 @@ class HostSample(
     disk_write_bytes_s: float | None = None
     net_rx_bytes_s: float | None = None
     net_tx_bytes_s: float | None = None
+    rdma_rx_bytes_s: float | None = None
+    rdma_tx_bytes_s: float | None = None
     memory_available_bytes: int | None = None
     page_cache_bytes: int | None = None
     swap_in_bytes_s: float | None = None

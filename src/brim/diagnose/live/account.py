@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from brim.diagnose import remedies
 from brim.diagnose.causes import COMPUTE, REPORTED_FROM, UNKNOWN
 from brim.diagnose.gain import gain
-from brim.diagnose.live import computes, hosts, inputs, ranks, stacks
+from brim.diagnose.live import computes, hosts, inputs, network, ranks, stacks
 from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import Evidence, gather
 from brim.diagnose.live.inputs import Machine
@@ -113,6 +113,7 @@ def look(run: Run, *, warmup: int | None = None) -> list[Rank]:
     machine = _machine(run, evidences)
     stall = _memory_stall(run, evidences)
     across = ranks.clues([e for e in evidences if e.wall > 0])
+    net = network.job(run, evidences, _hosts(run, evidences))
     found = []
     for position, evidence in enumerate(e for e in evidences if e.wall > 0):
         lines = run.workers.get(evidence.rank, [])
@@ -125,6 +126,7 @@ def look(run: Run, *, warmup: int | None = None) -> list[Rank]:
             *hosts.clues(evidence, machine, memory_stall=stall),
             *computes.clues(evidence, memory_free=_memory_free(run, evidence)),
             *across[position],
+            *(network.clues(net) if net is not None and position == 0 else ()),
         ]
         found.append(Rank(evidence=evidence, workers=workers, clues=clues))
     return found
@@ -278,6 +280,7 @@ def _finding(cause: str, share: float, clues: list[Clue]) -> Finding:
     first = clues[0]
     evidence = list(dict.fromkeys(line for c in clues[:3] for line in c.evidence))
     afters = [c.after for c in clues if c.after is not None]
+    facts = {name: value for c in reversed(clues) for name, value in c.facts.items()}
     stays = sum(afters) / sum(c.seconds for c in clues) if len(afters) == len(clues) else None
     return Finding(
         cause=cause,
@@ -286,8 +289,8 @@ def _finding(cause: str, share: float, clues: list[Clue]) -> Finding:
         confidence=min((c.confidence for c in clues), key=_RANKING.__getitem__),
         evidence=evidence[:6],
         where=first.where,
-        remedies=remedies.for_cause(cause, first.facts),
-        facts=first.facts,
+        remedies=remedies.for_cause(cause, facts),
+        facts=facts,
     )
 
 
@@ -341,6 +344,9 @@ def notes(run: Run, found: Sequence[Rank]) -> list[str]:
     if first.total.run_delay and first.total.run_delay > 0.1 * first.wall:
         share = percent(first.total.run_delay / first.wall)
         said.append(f"the training thread was runnable without a core {share} of the time")
+    evidences = [r.evidence for r in found]
+    if (net := network.job(run, evidences, _hosts(run, evidences))) is not None:
+        said += network.notes(net)
     steps = len(found[0].evidence.chosen.steps)
     if steps < 10 and found[0].evidence.chosen.clock != "exit":
         said.append(f"{steps} step{'s' * (steps != 1)} measured: the shares are rough")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def _knob(state: str, pid: int = 1, **more: Any) -> dict[str, Any]:
 
 def test_a_job_without_settings_has_none(tmp_path: Path) -> None:
     found = read_applied(tmp_path / "applied.rank0.jsonl")
-    assert (found.knobs, found.losses, found.error) == ({}, {}, None)
+    assert (found.knobs, found.error) == ({}, None)
 
 
 def test_a_later_line_of_a_process_replaces_the_earlier_one(tmp_path: Path) -> None:
@@ -70,22 +69,14 @@ def test_an_error_is_known_as_out_of_memory_by_name_or_text(
     assert Error(name=name, text=text).out_of_memory is memory
 
 
-def test_losses_go_to_the_steps_of_their_process_and_nan_stays_nan(tmp_path: Path) -> None:
+def test_a_run_has_them_by_rank(tmp_path: Path) -> None:
     save_info(tmp_path, RunInfo())
     header = {"kind": "header", "pid": 7, "rank": 0}
-    steps = [{"n": n, "t": float(n), "wall": 1.0, "clock": "opt0"} for n in range(4)]
-    text = "".join(json.dumps(line) + "\n" for line in [header, *steps])
+    step = {"n": 0, "t": 1.0, "wall": 1.0, "clock": "opt0", "arm": 1}
+    text = "".join(json.dumps(line) + "\n" for line in [header, step])
     (tmp_path / "steps.rank0.7.jsonl").write_text(text)
-    _write(
-        tmp_path,
-        {"kind": "loss", "pid": 7, "values": {"0": 2.5, "1": None}},
-        {"kind": "loss", "pid": 7, "values": {"2": 1.25}},
-        {"kind": "loss", "pid": 8, "values": {"3": 9.0}},  # another process of the rank
-    )
+    _write(tmp_path, _knob("applied", pid=7), {"kind": "error", "name": "KeyError", "pid": 7})
     run = read_run(tmp_path)
-    losses = [step.loss for step in run.processes[0].steps]
-    assert losses[0] == 2.5
-    assert losses[1] is not None
-    assert math.isnan(losses[1])
-    assert losses[2:] == [1.25, None]
-    assert set(run.applied) == {0}
+    assert run.processes[0].steps[0].arm == 1
+    assert run.applied[0].knobs["loader.num_workers"].pid == 7
+    assert run.applied[0].error == Error(name="KeyError", pid=7)

@@ -1,16 +1,14 @@
 """``applied.rank<R>.jsonl``: what became of the settings that a job was started with.
 
-Three kinds of lines, each with the ``pid`` that wrote it:
+Two kinds of lines, each with the ``pid`` that wrote it:
 
 * ``knob``: a knob was applied, was unavailable or failed, why, and which value it replaced;
-* ``loss``: the values from which backward passes started, one sum per step of the step file;
 * ``error``: the exception that ended the process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,12 +34,6 @@ class Knob(msgspec.Struct, kw_only=True, frozen=True):
     pid: int = 0
 
 
-class _Losses(msgspec.Struct, kw_only=True):
-    pid: int
-    values: dict[int, float | None]
-    """JSON has no NaN: null stands for what is not finite."""
-
-
 class Error(msgspec.Struct, kw_only=True, frozen=True):
     """An exception that nobody caught."""
 
@@ -59,8 +51,6 @@ class Applied(msgspec.Struct, kw_only=True):
 
     knobs: dict[str, Knob] = {}
     """By id.  Of several processes the one with the most to say: failed, applied, unavailable."""
-    losses: dict[int, dict[int, float]] = {}
-    """pid → ``Step.n`` → loss, summed over the step's backward passes; NaN: not finite."""
     error: Error | None = None
 
 
@@ -79,10 +69,6 @@ def read_applied(path: Path) -> Applied:
             if kind == "knob":
                 knob = msgspec.json.decode(line, type=Knob)
                 latest[knob.pid, knob.id] = knob
-            elif kind == "loss":
-                losses = msgspec.json.decode(line, type=_Losses)
-                values = {n: math.nan if v is None else v for n, v in losses.values.items()}
-                found.losses.setdefault(losses.pid, {}).update(values)
             elif kind == "error":
                 found.error = msgspec.json.decode(line, type=Error)
     for knob in latest.values():

@@ -74,6 +74,19 @@ def create(root: Path, command: Sequence[str], host: dict[str, Any], version: st
     return folder
 
 
+def create_at(folder: Path, command: Sequence[str], host: dict[str, Any], version: str) -> None:
+    """Make ``folder`` itself the run directory of a program that is running already.
+
+    Raises :class:`InputError` when it holds a run.
+    """
+    if is_run(folder):
+        raise InputError(f"{folder}: holds a run already", hint="give each run a folder of its own")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    info = RunInfo(brim=version, command=scrub(command), started=started, host=host)
+    save_info(folder, info)
+
+
 def save_info(folder: Path, info: RunInfo) -> None:
     write_atomic(folder / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=2))
 
@@ -182,18 +195,9 @@ def read_run(folder: Path) -> Run:
         worker_stacks={r: read_stacks(folder / f"stacks.workers.rank{r}.jsonl") for r in by_rank},
         recording=_recording(folder),
         traces=sorted(folder.glob("trace.rank*.json.gz")),
-        applied={r: _applied(folder, p) for r, p in by_rank.items()},
+        applied={r: read_applied(folder / file_name(r)) for r in by_rank},
         notes=notes,
     )
-
-
-def _applied(folder: Path, process: Process) -> Applied:
-    """What became of the settings; the losses that came with them go to the steps."""
-    applied = read_applied(folder / file_name(process.header.rank))
-    losses = applied.losses.get(process.header.pid, {})
-    for step in process.steps:
-        step.loss = losses.get(step.n, step.loss)
-    return applied
 
 
 def _why_nothing(folder: Path) -> str:

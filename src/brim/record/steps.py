@@ -235,8 +235,6 @@ def merge(steps: Sequence[Step]) -> Step:
         setattr(total, name, sum(getattr(s, name) for s in steps))
     delays = [s.run_delay for s in steps if s.run_delay is not None]
     total.run_delay = sum(delays) if delays else None
-    losses = [s.loss for s in steps if s.loss is not None]
-    total.loss = sum(losses) if losses else None
     total.profiled = max(s.profiled for s in steps)
     total.probe = max(s.probe for s in steps)
     total.longest = max(s.longest for s in steps)

@@ -10,5 +10,6 @@ batches     real and padding tokens of the batches that the loop receives
 interpreter garbage collection, tracers, anomaly mode
 transfers   reads of device values, by source line
 window      one short torch.profiler window
+cure        remedies applied from outside, in modules cure_*; only in a job that brim tune starts
 facts       what process this is: versions, devices, cores, allow-listed variables
 """

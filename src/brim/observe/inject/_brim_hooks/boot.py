@@ -16,7 +16,11 @@ class PostImport:
     """
 
     def __init__(self, callbacks: dict[str, Callable[[Any], None]]) -> None:
-        self.callbacks = dict(callbacks)
+        self.callbacks = {name: [callback] for name, callback in callbacks.items()}
+
+    def add(self, name: str, callback: Callable[[Any], None]) -> None:
+        """One more for a module, called after those that it has."""
+        self.callbacks.setdefault(name, []).append(callback)
 
     def install(self) -> None:
         for name in list(self.callbacks):
@@ -53,8 +57,7 @@ class PostImport:
             pass  # a loader with slots: this module stays unpatched
 
     def _call(self, name: str, module: Any) -> None:
-        callback = self.callbacks.pop(name, None)
-        if callback is not None:
+        for callback in self.callbacks.pop(name, ()):
             try:
                 callback(module)
             except Exception as error:
@@ -63,14 +66,24 @@ class PostImport:
                 recorder.failed(name, error)
 
 
+_started = False  # in this process; its children by fork inherit what is patched
+
+
 def start() -> None:
-    """Arm the hooks in this process; cheap when torch is never imported."""
-    from _brim_hooks import interpreter, loader, recorder, training, transfers, worker
+    """Arm the hooks in this process; cheap when torch is never imported.
+
+    Called again, it begins a new measurement with the hooks that are there.
+    """
+    global _started
+    from _brim_hooks import cure, interpreter, loader, recorder, training, transfers, worker
 
     recorder.arm()
     recorder.seen("python")
+    if _started:
+        return
+    _started = True
     interpreter.arm()
-    PostImport(
+    hooks = PostImport(
         {
             "torch.optim.optimizer": training.patch_optimizer,
             "torch.autograd": training.patch_backward,
@@ -86,4 +99,7 @@ def start() -> None:
             "torch.utils.data._utils.worker": worker.patch_worker,
             "torch.utils.data._utils.fetch": worker.patch_fetch,
         }
-    ).install()
+    )
+    for module, patch in cure.arm():
+        hooks.add(module, patch)
+    hooks.install()

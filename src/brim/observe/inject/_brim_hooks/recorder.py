@@ -28,14 +28,18 @@ options: dict[str, Any] = {}
 off = False  # no hook does anything any more, in this process
 full = False  # a record could not be written: nothing is, and the next step ends the measurement
 current: Recorder | None = None  # the Recorder of this process, once it trains
+setting: int | None = None  # which of two settings is in effect, in a job that alternates
+ticked: list[Callable[[str], None]] = []  # called with the clock after each line; must not raise
 _failures: dict[str, str] = {}
 
 
 def arm() -> None:
-    """Read the options; a forked child starts with a clean slate."""
-    global options
+    """Read the options; a forked child starts with a clean slate, and so does a second call."""
+    global options, off, full, current
     options = json.loads(os.environ.get("BRIM_OPTIONS", "{}"))
     options["run_dir"] = os.environ["BRIM_RUN_DIR"]
+    off, full, current = False, False, None
+    _failures.clear()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
 
@@ -212,6 +216,8 @@ class Recorder:
             if self.last_delay is not None:
                 record["run_delay"] = delay - self.last_delay
             self.last_delay = delay
+        if setting is not None:
+            record["arm"] = setting
         record.update(self.sums)
         if self.lines:
             record["reads"] = self.lines
@@ -225,6 +231,8 @@ class Recorder:
         self.sums, self.lines = {}, {}
         self.n += 1
         self.last, self.last_cpu = t, cpu
+        for call in ticked:
+            call(clock)
 
     def write(self) -> None:
         """Append the steps that are pending, from whichever thread."""

@@ -39,19 +39,22 @@ class Sampler:
         self.counts: dict[str, list[float]] = {}
         self.lock = threading.Lock()
         self.stopping = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="brim-sampler", daemon=True)
+        self.thread: threading.Thread | None = None
         self.natives: dict[int, int] = {}
         self.cpu: dict[int, float] = {}
         self.looked = 0
         self.looked_at = -1
 
     def start(self) -> None:
+        """Sample from now on; also after :meth:`stop`."""
+        self.stopping.clear()
+        self.thread = threading.Thread(target=self._run, name="brim-sampler", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         """End the thread; at exit no thread of brim's may be left for Python to tear down."""
         self.stopping.set()
-        if threading.current_thread() is not self.thread:
+        if self.thread is not None and threading.current_thread() is not self.thread:
             self.thread.join(1.0)
 
     def take(self) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from _brim_hooks import losses, window
@@ -197,18 +197,28 @@ def patch_module(module: Any) -> None:
     module.Module.train = train
 
 
+def _time(module: Any, names: Iterable[str], kind: str) -> None:
+    """Wrap functions of a module, and the copies that its package has of them: it has some only
+    where the hooks are armed after the import."""
+    package = sys.modules.get(module.__name__.rpartition(".")[0])
+    for name in names:
+        original = getattr(module, name, None)
+        if original is not None:
+            setattr(module, name, timed(kind, kind)(original))
+            if getattr(package, name, None) is original:
+                setattr(package, name, getattr(module, name))
+
+
 def patch_save(module: Any) -> None:
-    module.save = timed("save", "save")(module.save)
+    _time(module, ("save",), "save")
 
 
 def patch_safetensors(module: Any) -> None:
-    for name in ("save_file", "save_model"):
-        if hasattr(module, name):
-            setattr(module, name, timed("save", "save")(getattr(module, name)))
+    _time(module, ("save_file", "save_model"), "save")
 
 
 def patch_cuda_memory(module: Any) -> None:
-    module.empty_cache = timed("flush", "flush")(module.empty_cache)
+    _time(module, ("empty_cache",), "flush")
 
 
 def patch_dynamo(module: Any) -> None:
@@ -242,9 +252,7 @@ _COLLECTIVES = (
 
 
 def patch_collectives(module: Any) -> None:
-    for name in _COLLECTIVES:
-        if hasattr(module, name):
-            setattr(module, name, timed("comm", "comm")(getattr(module, name)))
+    _time(module, _COLLECTIVES, "comm")
 
 
 def patch_ddp(module: Any) -> None:

@@ -45,7 +45,7 @@ def _after_step(rec: Recorder) -> None:
         _arm_reads()
     plan: _Plan = rec.plan
     if _r.full:
-        _leave(rec, plan)
+        leave(rec, "records could not be written")
         return
     steps = max(rec.clocks.values())
     elapsed = now() - plan.first
@@ -58,19 +58,20 @@ def _after_step(rec: Recorder) -> None:
         rec.finish("measured %d steps" % steps)
 
 
-def _leave(rec: Recorder, plan: _Plan) -> None:
-    """Nothing can be written any more: put all back as the job had it."""
+def leave(rec: Recorder, why: str) -> None:
+    """End in the middle of the job: put all back as the job had it."""
     from _brim_hooks import transfers
 
+    plan = rec.plan
     try:
-        if plan.probe is not None:
+        if plan is not None and plan.probe is not None:
             plan.probe.__exit__()
-        if plan.profiler is not None:
+        if plan is not None and plan.profiler is not None:
             plan.profiler.on_trace_ready = None
             plan.profiler.stop()
     finally:
         transfers.disarm()
-        rec.finish("records could not be written")
+        rec.finish(why)
 
 
 def _arm_reads() -> None:

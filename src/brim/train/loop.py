@@ -28,7 +28,7 @@ from brim.train.readback import Readback
 from brim.train.records import Records
 from brim.train.schedule import learning_rate
 from brim.train.signals import StopRequest, name_of
-from brim.train.step import Outcome, TrainStep
+from brim.train.step import SUMMED, Outcome, TrainStep
 from brim.train.watchdog import Phase, Watchdog
 from brim.train.window import ProfilerWindow
 
@@ -223,10 +223,14 @@ class Trainer:
         """Mean cross-entropy over the evaluation rows; None without any."""
         total, scored = None, 0
         for row in self.rows.evaluation():
-            loss = self.model(row)
+            loss = self.model(row).double()
             total = loss if total is None else total + loss
             scored += row.counts.scored
-        return total.item() / scored if total is not None and scored else None
+        if total is None:
+            return None
+        sums = torch.stack([total, torch.full_like(total, scored)])
+        summed, count = self.step.parallel.total(sums).tolist()
+        return summed / count if count else None
 
     def _resume(self) -> None:
         learnt = memory.remembered(self.checkpoints.folder, self.rows.identity())
@@ -296,7 +300,8 @@ class Trainer:
         )
         self.done += 1
         self._waited = fetched - began
-        self._arrived(self._readback.push(sent, outcome.loss, outcome.norm))
+        totals = () if outcome.totals is None else outcome.totals.unbind()
+        self._arrived(self._readback.push(sent, outcome.loss, outcome.norm, *totals))
         self._profiler.after_step()
 
     def _attempt(self, rows: Sequence[PackedBatch], lr: float) -> Outcome:
@@ -332,13 +337,13 @@ class Trainer:
 
     def _arrived(self, results: list[tuple[_Sent, list[float]]]) -> None:
         """Record finished steps; a run of bad ones goes back to the last checkpoint."""
-        for sent, (loss, norm) in results:
+        for sent, (loss, norm, *totals) in results:
             self._record(sent, loss)
             verdict = self._bad.judge(norm)
             self._judged = sent.number + 1
             if verdict is not Verdict.GOOD:
                 self._bad_step(sent, loss)
-            self._report(sent, loss, norm)
+            self._report(sent, loss, norm, totals)
             if verdict in (Verdict.BACK, Verdict.STOP):
                 self._go_back(sent, verdict)
                 return
@@ -396,8 +401,11 @@ class Trainer:
         )
         self._last_end = sent.ended
 
-    def _report(self, sent: _Sent, loss: float, norm: float) -> None:
+    def _report(self, sent: _Sent, loss: float, norm: float, totals: Sequence[float]) -> None:
+        """``totals``: the counts of all ranks; empty on one."""
         window, counts = self._window, sent.outcome.counts
+        if totals:
+            counts = replace(counts, **dict(zip(SUMMED, map(int, totals), strict=True)))
         window.steps += 1
         window.loss += loss
         window.wait += sent.wait
@@ -415,7 +423,7 @@ class Trainer:
             tokens_per_s=window.tokens / seconds,
             images_per_s=window.images / seconds,
             samples_per_s=window.samples / seconds,
-            mfu=window.flops / seconds / self.peak if self.peak else None,
+            mfu=window.flops / seconds / self.peak / self.ranks.world if self.peak else None,
             input_wait=window.wait / seconds,
         )
         line = {name: getattr(progress, name) for name in Progress.__slots__}

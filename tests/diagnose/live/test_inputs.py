@@ -89,6 +89,14 @@ def test_each_cause_from_the_records_that_show_it(
     assert clue.evidence
 
 
+def test_a_cheap_handoff_does_not_hide_workers_that_never_rest() -> None:
+    slow = {"input_wait": 0.012, "rebuild": 0.008}
+    both = machine(machine=2, usable=2.0)
+    assert _clue(slow, BUSY | {"cores": 2}, both).cause == "input.decode"
+    rested = {"getitem": 0.1, "thread_cpu": 0.1, "cpu": 0.1, "cores": 2}
+    assert _clue(slow, rested, both).cause == "input.handoff"
+
+
 def _epochs(**of_a_start: Any) -> list[Any]:
     lines = steps(100, **(WAITS | {"input_wait": 0.002}))
     for line in lines[::10]:

@@ -19,6 +19,8 @@ from brim.units import duration, percent, size
 
 MAIN_SHARE = 0.5
 """More of the wait than this in one place names it."""
+SATURATED = 0.9
+"""Workers that make batches for more than this share of the time are what a loop waits for."""
 BLOCKED = 0.5
 """A worker that is off its core, and not for want of one, for more than this share of the time in
 which it makes batches, waits for something: storage."""
@@ -86,7 +88,11 @@ def _steady(
     if epoch > MAIN_SHARE * waited:
         return _refill(evidence, waited, epoch)
     if total.rebuild > MAIN_SHARE * waited:
-        return _handoff(evidence, workers, waited)
+        handoff = _handoff(evidence, workers, waited)
+        cheap = waited < handoff.report_from * evidence.wall
+        # rebuilding takes long, too, where the thread gets no core: it must not hide slow workers
+        if workers is None or workers.busy < SATURATED or not cheap:
+            return handoff
     if workers is None:
         return _bare_wait(evidence, waited)
     return _workers(evidence, workers, machine, waited)

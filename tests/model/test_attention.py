@@ -155,11 +155,16 @@ def test_on_a_gpu_outputs_and_gradients_equal_the_reference(
     q, k, v, boundaries = inputs(lengths, heads, kv_heads, size)
     grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))
     results = []
-    for backend, dtype, device in (("math", torch.float64, "cpu"), (name, torch.bfloat16, "cuda")):
+    for backend, dtype, device in (
+        ("math", torch.float64, "cpu"),
+        ("math", torch.bfloat16, "cuda"),
+        (name, torch.bfloat16, "cuda"),
+    ):
         leaves = [t.to(device, torch.bfloat16).to(dtype).requires_grad_() for t in (q, k, v)]
         out = BACKENDS[backend](*leaves, boundaries.to(device), 1024, causal)
         out.backward(grad.to(device, torch.bfloat16).to(dtype))
-        results.append([out.detach(), *(t.grad for t in leaves)])
-    for expected, found in zip(*results, strict=True):
-        error = (found.double().cpu() - expected).norm() / expected.norm()
-        assert error < 0.01
+        results.append([t.double().cpu() for t in (out.detach(), *(t.grad for t in leaves))])
+    for part, expected, plain, found in zip(("out", "dq", "dk", "dv"), *results, strict=True):
+        error, allowed = ((t - expected).norm() / expected.norm() for t in (found, plain))
+        # kernels round the probabilities to bfloat16, which the plain product does too
+        assert error < 2 * allowed + 1e-3, part

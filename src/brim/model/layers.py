@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from brim.model.attention import Attention
 from brim.model.config import TextConfig, VisionConfig
+from brim.model.swiglu import swiglu_down
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,7 @@ class TextMLP(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return swiglu_down(self.gate_up(x), self.down)
 
 
 class TextBlock(nn.Module):

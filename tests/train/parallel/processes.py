@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import socket
 import traceback
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def _result(rank: int, receiver: Any, timeout: float) -> Any:
     if not receiver.poll(timeout):
         raise TimeoutError(f"rank {rank} gave no result within {timeout} s")
     try:
-        good, value = receiver.recv()
+        good, value = pickle.loads(receiver.recv_bytes())
     except EOFError:
         raise RuntimeError(f"rank {rank} is gone") from None
     if not good:
@@ -66,10 +67,11 @@ def _one(
     }  # fmt: skip
     try:
         ranks = join()
-        sender.send((True, function(ranks, *args)))
+        # by value: a tensor's shared memory would be gone with its process
+        sender.send_bytes(pickle.dumps((True, function(ranks, *args))))
         ranks.leave()
     except BaseException:
-        sender.send((False, traceback.format_exc()))
+        sender.send_bytes(pickle.dumps((False, traceback.format_exc())))
 
 
 def _free_port() -> int:

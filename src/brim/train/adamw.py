@@ -2,8 +2,9 @@
 
 Decoupled weight decay (arXiv 1711.05101), bias-corrected moments (arXiv 1412.6980).  Weights in
 half precision keep either float32 masters, or none and are rounded stochastically; moments are
-float32, or bfloat16 rounded stochastically (ordinary rounding would freeze the second moment:
-with beta2 = 0.999 it changes by at most 0.1 % a step, less than bfloat16 can tell).
+float32, or bfloat16 rounded stochastically (ordinary rounding would freeze the second moment: with
+beta2 = 0.999 it changes by at most 0.1 % a step, less than bfloat16 can tell), or 8 bits
+(:mod:`brim.train.eightbit`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from brim.train import eightbit
 from brim.train.parallel.shards import first_element, local
 from brim.train.rounding import hashed, stochastic_bfloat16
 
@@ -103,11 +105,23 @@ def best_update(device: torch.device) -> Update:
     return reference_update
 
 
+def best_update8(device: torch.device) -> Callable[..., None]:
+    """The same choice for moments of 8 bits."""
+    if device.type == "cuda":
+        try:
+            from brim.train import eightbit_triton
+        except ImportError:
+            return eightbit.reference_update
+        return eightbit_triton.update
+    return eightbit.reference_update
+
+
 class AdamW(torch.optim.Optimizer):
     """See the module.  Call :meth:`prepare` with the gradient's norm, then :meth:`step`.
 
     ``masters``: keep float32 copies of half-precision weights; without, bfloat16 weights are
     rounded stochastically (float16 weights always need masters).
+    ``state_dtype``: float32, bfloat16, or uint8 for moments of 8 bits.
     """
 
     def __init__(
@@ -129,6 +143,7 @@ class AdamW(torch.optim.Optimizer):
         self.masters, self.state_dtype, self.seed = masters, state_dtype, seed
         first = self.param_groups[0]["params"][0]
         self._update = update or best_update(first.device)
+        self._update8 = best_update8(first.device)
         # t counts the updates that happened, so it lives where skipping is decided
         self.updates = torch.zeros((), dtype=torch.float64, device=first.device)
         self.control = torch.ones(4, dtype=torch.float32, device=first.device)
@@ -139,10 +154,17 @@ class AdamW(torch.optim.Optimizer):
         """States exist before the first step, so memory is known and a checkpoint fits."""
         for parameter in self._parameters():
             state = self.state[parameter]
-            for name in ("mean", "square"):
-                state[name] = torch.zeros_like(parameter, dtype=self.state_dtype)
+            state.update(self._moments(parameter))
             if self.masters and parameter.dtype is not torch.float32:
                 state["master"] = parameter.detach().float()
+
+    def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        dtype = self.state_dtype
+        if dtype is torch.uint8:
+            if eightbit.fits(parameter):
+                return eightbit.allocate(parameter)
+            dtype = torch.bfloat16
+        return {name: torch.zeros_like(parameter, dtype=dtype) for name in ("mean", "square")}
 
     def _parameters(self) -> Iterable[torch.Tensor]:
         return (p for group in self.param_groups for p in group["params"])
@@ -186,12 +208,15 @@ class AdamW(torch.optim.Optimizer):
         assert parameter.grad is not None
         state = {kind: local(value) for kind, value in self.state[parameter].items()}
         master = state.get("master")
-        self._update(
+        scales = [state[n] for n in ("mean_scale", "square_scale") if n in state]
+        update: Callable[..., None] = self._update8 if scales else self._update
+        update(
             weight,
             master,
             local(parameter.grad),
             state["mean"],
             state["square"],
+            *scales,
             self.control,
             lr=group["lr"],
             decay=group["weight_decay"],

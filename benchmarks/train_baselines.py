@@ -18,13 +18,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
-import numpy as np
 import torch
 
 from brim.model import flops
@@ -34,34 +33,9 @@ from brim.model.kernels import choose, compile_blocks, installed, kernels
 from brim.model.weights import random_model
 from brim.train.adamw import AdamW, decay_groups
 from brim.train.step import TrainStep
-from brim.train.synthetic import Document, pack, photograph_documents
+from brim.train.synthetic import Document, pack, padded, photograph_documents
 
 BF16_PEAK = 989e12
-
-
-def padded(documents: Sequence[Document], device: torch.device) -> dict[str, torch.Tensor]:
-    """The documents as transformers' processor would batch them."""
-    width = max(len(d) for d in documents)
-    shape = (len(documents), width)
-    ids, labels = torch.zeros(shape, dtype=torch.long), torch.full(shape, -100)
-    mask, kinds = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.int)
-    for i, d in enumerate(documents):
-        tokens, scored = torch.from_numpy(d.ids), torch.from_numpy(d.scored)
-        ids[i, : len(d)], mask[i, : len(d)] = tokens, 1
-        labels[i, : len(d)][scored] = tokens[scored]
-        kinds[i, : len(d)] = (tokens == d.tokens.image_pad).int()
-    frames = [f for d in documents for f in d.frames]
-    still = np.concatenate([f.pixels for f in frames]).astype(np.float32).reshape(-1, 3, 1, 256)
-    pixels = torch.from_numpy(np.repeat(still, 2, axis=2).reshape(-1, 1536)) / 127.5 - 1
-    batch = {
-        "input_ids": ids,
-        "labels": labels,
-        "attention_mask": mask,
-        "mm_token_type_ids": kinds,
-        "pixel_values": pixels,
-        "image_grid_thw": torch.tensor([(1, f.height, f.width) for f in frames]),
-    }
-    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def transformers_step(
@@ -90,7 +64,7 @@ def transformers_step(
     def step(documents: list[Document]) -> torch.Tensor:
         if id(documents) not in batches:  # made before the clock starts
             chunks = [documents[i : i + args.batch] for i in range(0, len(documents), args.batch)]
-            batches[id(documents)] = [padded(chunk, device) for chunk in chunks]
+            batches[id(documents)] = [on(device, padded(chunk)) for chunk in chunks]
         parts = batches[id(documents)]
         total = torch.zeros((), device=device)
         for batch in parts:
@@ -103,6 +77,10 @@ def transformers_step(
         return total
 
     return step
+
+
+def on(device: torch.device, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def brim_step(

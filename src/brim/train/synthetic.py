@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from brim.model.batch import PackedBatch, RowCounts
@@ -128,6 +129,35 @@ def _pixels(frames: Sequence[Frame], *, video: bool) -> NDArray[np.uint8]:
     width = 1536 if video else 768
     chosen = [f.pixels for f in frames if f.video == video]
     return np.concatenate([np.zeros((0, width), np.uint8), *chosen])
+
+
+def padded(documents: Sequence[Document]) -> dict[str, torch.Tensor]:
+    """The documents as transformers' processor batches them: right-padded, labels -100 elsewhere.
+
+    Stills only.  Shapes: ids, labels, mask and kinds (documents, longest); pixels (patches, 1536).
+    """
+    width = max(len(d) for d in documents)
+    shape = (len(documents), width)
+    ids, labels = torch.zeros(shape, dtype=torch.long), torch.full(shape, -100)
+    mask, kinds = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.int)
+    for i, d in enumerate(documents):
+        tokens, scored = torch.from_numpy(d.ids), torch.from_numpy(d.scored)
+        ids[i, : len(d)], mask[i, : len(d)] = tokens, 1
+        labels[i, : len(d)][scored] = tokens[scored]
+        kinds[i, : len(d)] = (tokens == d.tokens.image_pad).int()
+    frames = [f for d in documents for f in d.frames]
+    batch = {
+        "input_ids": ids,
+        "labels": labels,
+        "attention_mask": mask,
+        "mm_token_type_ids": kinds,
+    }
+    if not frames:
+        return batch
+    still = np.concatenate([f.pixels for f in frames]).astype(np.float32).reshape(-1, 3, 1, 256)
+    doubled = np.repeat(still, 2, axis=2).reshape(-1, 1536)  # the processor shows a still twice
+    grid = torch.tensor([(1, f.height, f.width) for f in frames])
+    return batch | {"pixel_values": torch.from_numpy(doubled) / 127.5 - 1, "image_grid_thw": grid}
 
 
 def document(

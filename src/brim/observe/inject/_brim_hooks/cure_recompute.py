@@ -15,7 +15,7 @@ from _brim_hooks.cure_model import Watcher, pretrained
 
 _OWN = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug",
         "early_stop")  # fmt: skip
-NO, HALF = "no", "half of the"
+NONE, HALF = "none", "half"
 
 
 class Recompute(Cure):
@@ -28,7 +28,7 @@ class Recompute(Cure):
 
     def patches(self) -> list[tuple[str, Callable[[Any], None]]]:
         patches: list[tuple[str, Callable[[Any], None]]] = []
-        if self.value != NO:
+        if self.value != NONE:
             patches = Watcher.patches(self.called)
         return [*patches, ("torch.utils.checkpoint", self.patch)]
 
@@ -46,7 +46,7 @@ class Recompute(Cure):
     @safely
     def recomputes(self) -> bool:
         self.calls += 1
-        if self.value == NO:
+        if self.value == NONE:
             self.applied("all")
             return False
         if self.value == HALF:

@@ -120,5 +120,5 @@ class SimulatedJob:
         now = int(settings.get("loader.num_workers", self.workers))
         return {"now": now, "workers": now + 1, "needed": now + 1}
 
-    def propose(self, outcome: Outcome) -> list[Candidate]:
+    def propose(self, outcome: Outcome, base: Settings) -> list[Candidate]:
         return candidates(outcome.findings, Job(cores=self.cores))

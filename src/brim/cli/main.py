@@ -25,6 +25,7 @@ class Verb(Protocol):
 # verb → one line of help; the module is brim.cli.<verb>
 VERBS = {
     "diagnose": "say what the device loses and why, in a command, a trace or an earlier run",
+    "tune": "apply remedies to a job one at a time, measure each, keep what helps",
     "compare": "two runs or traces side by side, by cause",
     "plan": "what a data set becomes: tokens, rows, padding, balance, before any GPU time",
     "train": "fine-tune a Qwen3-VL: packed rows, fused kernels, exact resume",

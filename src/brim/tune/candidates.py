@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from brim.record.findings import Finding
-from brim.tune.knobs import KNOBS, Settings, Value
+from brim.tune.knobs import Settings, Value, numbers_of
 
 UNPROMPTED: Final = 1.01
 """Expected of what is tried though no finding asks for it."""
@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def lossless(self) -> bool:
-        return all(KNOBS[id].lossless for id in self.settings if id in KNOBS)
+        return numbers_of(self.settings) != "lossy"
 
 
 @dataclass(frozen=True, slots=True)

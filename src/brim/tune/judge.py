@@ -12,7 +12,7 @@ from typing import Final
 
 from brim.record.ladder import Fate, Speedup
 from brim.tune import losses
-from brim.tune.knobs import KNOBS, Numbers, Settings, words
+from brim.tune.knobs import Numbers, Settings, words
 from brim.tune.noise import Noise, Pair, speedup
 from brim.tune.outcome import Outcome
 from brim.tune.trials import Trials
@@ -106,15 +106,6 @@ class Judge:
         noise = Noise.learned([[o.steps for o in group] for group in self.trials.groups()])
         steps: list[Pair] = [(a.steps, b.steps) for a, b in pairs]
         return speedup(steps, noise, work=_work(*pairs[-1]))
-
-
-def numbers_of(settings: Settings) -> Numbers:
-    """The worst of what the knobs do to the numbers."""
-    kinds = {KNOBS[id].numbers for id in settings if id in KNOBS}
-    for kind in ("lossy", "draws"):
-        if kind in kinds:
-            return kind  # type: ignore[return-value]
-    return "same"
 
 
 def _work(a: Outcome, b: Outcome) -> float:

@@ -87,7 +87,7 @@ _BATCHES = "host memory of workers × prefetch × batch"
 _ALL: Final = (
     # ------------------------------------------------------------------------------------ input
     _count("loader.num_workers", "{} loader workers", 0, 256, numbers="draws",
-           by=("hook", "argument"), memory=_BATCHES),
+           by=("hook", "argument"), memory=_BATCHES, special=((1, "1 loader worker"),)),
     _count("loader.prefetch_factor", "{} batches ahead per worker", 1, 64,
            by=("hook", "argument"), memory=_BATCHES),
     _flag("loader.pin_memory", "pinned batches", by=("hook", "argument"),
@@ -140,6 +140,30 @@ _ALL: Final = (
 )  # fmt: skip
 
 KNOBS: Final[Mapping[str, Knob]] = MappingProxyType({knob.id: knob for knob in _ALL})
+
+
+_CONFIGURED: Final[Mapping[str, Numbers]] = MappingProxyType(
+    {
+        "model.dtype": "lossy",
+        "model.fp8": "lossy",
+        "model.fp8_scope": "lossy",
+        "optimizer.states": "lossy",
+        "data.dct_scaling": "lossy",
+        # the same samples in other rows, and so in other steps
+        "data.tokens_per_row": "draws",
+        "data.rows_per_step": "draws",
+        "train.gradient_accumulation_steps": "draws",
+    }
+)
+"""Fields of a configuration of ``brim train``; those that are not named keep the numbers."""
+
+
+def numbers_of(settings: Settings) -> Numbers:
+    """The worst of what the knobs do to the numbers."""
+    kinds = {KNOBS[id].numbers if id in KNOBS else _CONFIGURED.get(id, "same") for id in settings}
+    if "lossy" in kinds:
+        return "lossy"
+    return "draws" if "draws" in kinds else "same"
 
 
 def check(settings: Settings) -> Settings:

@@ -17,8 +17,8 @@ from brim.errors import BrimError
 from brim.record.findings import Finding
 from brim.record.ladder import Ended, Figures, Ladder, Rejected, Rung, Speedup
 from brim.tune.candidates import Candidate, key_of
-from brim.tune.judge import WORTH, Judge, Judgement, numbers_of
-from brim.tune.knobs import Settings, Value, words
+from brim.tune.judge import WORTH, Judge, Judgement
+from brim.tune.knobs import Settings, Value, numbers_of, words
 from brim.tune.outcome import Outcome
 from brim.tune.trials import OutOfBudget, Trials
 
@@ -28,7 +28,7 @@ AGAIN: Final = 2.0
 """A remedy that did not help is tried again when its cause has grown by this factor: what hid it
 may be gone."""
 
-Propose = Callable[[Outcome], list[Candidate]]
+Propose = Callable[[Outcome, Settings], list[Candidate]]
 """What could be tried, by the latest run of the kept settings; largest expected gain first."""
 
 
@@ -106,7 +106,7 @@ class Tuner:
 
     def _next(self) -> Candidate | None:
         """The best candidate that is worth a trial now."""
-        for candidate in self._propose(self._latest()):
+        for candidate in self._propose(self._latest(), self.base):
             if not self._lossy and not candidate.lossless:
                 continue
             if all(self.base.get(id) == value for id, value in candidate.settings.items()):

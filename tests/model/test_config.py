@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3VLConfig
+from transformers import Qwen3VLConfig, Qwen3VLMoeConfig
 
 from brim.errors import InputError
 from brim.model.config import FAMILY, ModelConfig
@@ -30,7 +30,8 @@ def test_the_family_has_the_published_parameter_counts(size: str, parameters: in
 @pytest.mark.parametrize("size", FAMILY)
 def test_a_written_config_says_the_same_to_transformers_and_to_us(size: str) -> None:
     config = ModelConfig.named(size)
-    theirs = Qwen3VLConfig.from_dict(config.to_hf())
+    kind = Qwen3VLMoeConfig if config.text.experts else Qwen3VLConfig
+    theirs = kind.from_dict(config.to_hf())
     assert theirs.text_config.rope_parameters["rope_theta"] == 5e6
     assert theirs.tie_word_embeddings == config.tied
     assert ModelConfig.from_hf(theirs.to_dict()) == config
@@ -51,7 +52,7 @@ def _raw(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen3_vl_moe"}, "mixture-of-experts"),
+        ({"model_type": "qwen3_vl_moe"}, "without text_config.num_experts"),
         ({"model_type": "llama"}, "model_type is 'llama'"),
         ({"text_config__attention_bias": True}, "attention_bias is True"),
         ({"text_config__attention_dropout": 0.1}, "attention_dropout is 0.1"),

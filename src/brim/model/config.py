@@ -1,4 +1,4 @@
-"""What a Hugging Face ``config.json`` of the dense Qwen3-VL family says, checked field by field."""
+"""What a Hugging Face ``config.json`` of the Qwen3-VL family says, checked field by field."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ class TextConfig:
     rope_theta: float = 5e6
     mrope_section: tuple[int, int, int] = _LM_SECTIONS
     """Rotary frequencies given to T, H and W, interleaved."""
+    experts: int = 0
+    """MLPs of a block of which each token takes ``experts_per_token``; 0: one MLP for all."""
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """Width of one expert, in place of ``intermediate_size``."""
 
     @property
     def qkv_size(self) -> int:
@@ -88,17 +93,14 @@ class ModelConfig:
     def from_hf(cls, raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Read a ``config.json``, refusing with :class:`InputError` what this model is not."""
         kind = raw.get("model_type")
-        if kind == "qwen3_vl_moe":
+        if kind not in ("qwen3_vl", "qwen3_vl_moe"):
             raise InputError(
-                f"{where}: mixture-of-experts Qwen3-VL (qwen3_vl_moe) is not supported",
-                hint="use a dense model: 2B, 4B, 8B or 32B",
-            )
-        if kind != "qwen3_vl":
-            raise InputError(
-                f"{where}: model_type is {kind!r}", hint="brim trains the dense qwen3_vl family"
+                f"{where}: model_type is {kind!r}", hint="brim trains qwen3_vl and qwen3_vl_moe"
             )
         text, vision = raw["text_config"], raw["vision_config"]
         _refuse_unsupported(text, vision, where)
+        if kind == "qwen3_vl_moe" and not (text.get("num_experts") or text.get("num_local_experts")):
+            raise InputError(f"{where}: a {kind} without text_config.num_experts")
         tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
         return cls(text=_text(text), vision=_vision(vision), tied=bool(tied), source=dict(raw))
 
@@ -117,7 +119,7 @@ class ModelConfig:
 
     @classmethod
     def named(cls, size: str) -> ModelConfig:
-        """The published configuration of ``2B``, ``4B``, ``8B`` or ``32B``."""
+        """The published configuration of ``2B``, ``4B``, ``8B``, ``32B`` or ``30B-A3B``."""
         try:
             text, tied, wide = FAMILY[size.upper()]
         except KeyError:
@@ -155,6 +157,12 @@ FAMILY: dict[str, tuple[dict[str, Any], bool, bool]] = {
     "4B": (_sizes(2560, 9728, 36, 32), True, False),
     "8B": (_sizes(4096, 12288, 36, 32), False, True),
     "32B": (_sizes(5120, 25600, 64, 64), False, True),
+    "30B-A3B": (
+        _sizes(2048, 6144, 48, 32)
+        | {"kv_heads": 4, "experts": 128, "experts_per_token": 8, "expert_size": 768},
+        False,
+        True,
+    ),
 }
 
 
@@ -172,6 +180,10 @@ def _text(raw: Mapping[str, Any]) -> TextConfig:
         norm_eps=raw.get("rms_norm_eps", 1e-6),
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 5e6),
         mrope_section=tuple(rope.get("mrope_section") or _LM_SECTIONS),
+        # transformers 4 and the published files say num_experts
+        experts=raw.get("num_experts") or raw.get("num_local_experts") or 0,
+        experts_per_token=raw.get("num_experts_per_tok") or 0,
+        expert_size=raw.get("moe_intermediate_size") or 0,
     )
 
 
@@ -211,12 +223,16 @@ def _refuse_unsupported(text: Mapping[str, Any], vision: Mapping[str, Any], wher
         ("vision_config.spatial_merge_size", vision.get("spatial_merge_size", 2), 2),
         ("vision_config.temporal_patch_size", vision.get("temporal_patch_size", 2), 2),
         ("vision_config.out_hidden_size", vision["out_hidden_size"], text["hidden_size"]),
+        ("text_config.decoder_sparse_step", text.get("decoder_sparse_step", 1), 1),
+        ("text_config.mlp_only_layers", list(text.get("mlp_only_layers") or []), []),
+        ("text_config.norm_topk_prob", text.get("norm_topk_prob", True), True),
+        ("text_config.output_router_logits", text.get("output_router_logits", False), False),
     )
     for name, value, expected in known:
         if value != expected:
             raise InputError(
                 f"{where}: {name} is {value!r}; this model knows {expected!r} only",
-                hint="the dense Qwen3-VL models 2B, 4B, 8B and 32B all have it so",
+                hint="the published Qwen3-VL models all have it so",
             )
     layers, taps = text["num_hidden_layers"], vision["deepstack_visual_indexes"]
     if len(taps) > layers or any(not 0 <= tap < vision["depth"] for tap in taps):
@@ -228,16 +244,18 @@ def _refuse_unsupported(text: Mapping[str, Any], vision: Mapping[str, Any], wher
 
 def _to_hf(config: ModelConfig) -> dict[str, Any]:
     text, vision = config.text, config.vision
+    kind = "Moe" if text.experts else ""
+    family = "qwen3_vl_moe" if text.experts else "qwen3_vl"
     return {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
-        "model_type": "qwen3_vl",
+        "architectures": [f"Qwen3VL{kind}ForConditionalGeneration"],
+        "model_type": family,
         "image_token_id": 151_655,
         "video_token_id": 151_656,
         "vision_start_token_id": 151_652,
         "vision_end_token_id": 151_653,
         "tie_word_embeddings": config.tied,
         "text_config": {
-            "model_type": "qwen3_vl_text",
+            "model_type": f"{family}_text",
             "vocab_size": text.vocab_size,
             "hidden_size": text.hidden_size,
             "intermediate_size": text.intermediate_size,
@@ -256,9 +274,10 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
                 "mrope_section": list(text.mrope_section),
             },
             "tie_word_embeddings": config.tied,
+            **(_experts_to_hf(text) if text.experts else {}),
         },
         "vision_config": {
-            "model_type": "qwen3_vl",
+            "model_type": family,
             "depth": vision.depth,
             "hidden_size": vision.hidden_size,
             "intermediate_size": vision.intermediate_size,
@@ -272,4 +291,15 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
             "num_position_embeddings": vision.positions,
             "hidden_act": "gelu_pytorch_tanh",
         },
+    }
+
+
+def _experts_to_hf(text: TextConfig) -> dict[str, Any]:
+    return {
+        "num_experts": text.experts,
+        "num_experts_per_tok": text.experts_per_token,
+        "moe_intermediate_size": text.expert_size,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     }

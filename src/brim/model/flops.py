@@ -105,9 +105,11 @@ def step(config: ModelConfig, counts: RowCounts, trained: Trained | None = None)
 
 
 def text_layer(text: TextConfig) -> int:
-    """Linear FLOPs of one token in one layer, forward: 2 (2 h n_h d + 2 h n_kv d + 3 h I)."""
+    """Linear FLOPs of one token in one layer, forward: 2 (2 h n_h d + 2 h n_kv d + 3 h I); with
+    experts I is the width of those that a token takes, and the router adds 2 h E."""
     attention = 2 * text.hidden_size * (text.heads + text.kv_heads) * text.head_dim
-    return 2 * (attention + 3 * text.hidden_size * text.intermediate_size)
+    inner = text.experts_per_token * text.expert_size if text.experts else text.intermediate_size
+    return 2 * (attention + text.hidden_size * (3 * inner + text.experts))
 
 
 def attention_square(text: TextConfig) -> int:
@@ -130,7 +132,10 @@ def merger(vision: VisionConfig) -> int:
 
 
 def _adapted(text: TextConfig) -> tuple[int, ...]:
-    """in + out of every linear layer that has an adapter: q, k, v, o, gate, up, down."""
+    """in + out of every linear layer that has an adapter: q, k, v, o; without experts gate, up and
+    down too."""
     h, inner, d = text.hidden_size, text.intermediate_size, text.head_dim
     q, kv = text.heads * d, text.kv_heads * d
+    if text.experts:  # they have none
+        return (h + q, h + kv, h + kv, q + h)
     return (h + q, h + kv, h + kv, q + h, h + inner, h + inner, inner + h)

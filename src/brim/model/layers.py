@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from brim.model.attention import Attention
 from brim.model.config import TextConfig, VisionConfig
+from brim.model.experts import TextExperts
 from brim.model.swiglu import swiglu_down
 
 
@@ -80,7 +81,7 @@ class TextBlock(nn.Module):
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = TextAttention(config, attention)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = TextMLP(config)
+        self.mlp = TextExperts(config) if config.experts else TextMLP(config)
 
     def forward(self, x: torch.Tensor, at: Segments) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), at)

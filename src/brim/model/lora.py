@@ -87,7 +87,7 @@ def _parts(model: Qwen3VL) -> dict[str, list[Part]]:
     rows = {name: p.shape[0] for name, p in model.named_parameters()}
     for published, slot in slots(model.config).items():
         layer = published.removesuffix(".weight")
-        if layer.rpartition(".")[2] in TARGETS:
+        if layer.rpartition(".")[2] in TARGETS and not slot.turned:  # experts have no adapters
             stop = rows[slot.parameter] if slot.stop is None else slot.stop
             owner = slot.parameter.removesuffix(".weight")
             found.setdefault(owner, []).append(Part(layer, slot.start, stop))

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from brim.errors import BrimError, InputError
 from brim.files import fsync_folder, write_atomic
-from brim.model.config import ModelConfig
+from brim.model.config import ModelConfig, TextConfig
 from brim.model.qwen3vl import Kernels, Qwen3VL
 
 SHARD_BYTES = 5 * 10**9
@@ -31,13 +31,20 @@ _COMPANIONS = ("*.json", "*.txt", "*.jinja", "*.model")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Rows ``start:stop`` of one of our parameters; ``stop`` None: all of it."""
+    """Rows ``start:stop`` of one of our parameters; ``stop`` None: all of it.
+
+    ``turned``: experts lie in files as (expert, in, out); transformers 5 writes some as it holds
+    them, (expert, out, in), and both are read.
+    """
 
     parameter: str
     start: int = 0
     stop: int | None = None
+    turned: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.turned:
+            return tensor.transpose(1, 2)
         return tensor if self.stop is None else tensor[self.start : self.stop]
 
 
@@ -57,7 +64,7 @@ def _text_slots(config: ModelConfig, layer: int) -> dict[str, Slot]:
     text = config.text
     theirs, ours = f"model.language_model.layers.{layer}", f"blocks.{layer}"
     keys, values = text.heads * text.head_dim, (text.heads + text.kv_heads) * text.head_dim
-    qkv, gate_up = f"{ours}.attention.qkv.weight", f"{ours}.mlp.gate_up.weight"
+    qkv = f"{ours}.attention.qkv.weight"
     return {
         f"{theirs}.self_attn.q_proj.weight": Slot(qkv, 0, keys),
         f"{theirs}.self_attn.k_proj.weight": Slot(qkv, keys, values),
@@ -65,13 +72,24 @@ def _text_slots(config: ModelConfig, layer: int) -> dict[str, Slot]:
         f"{theirs}.self_attn.o_proj.weight": Slot(f"{ours}.attention.out.weight"),
         f"{theirs}.self_attn.q_norm.weight": Slot(f"{ours}.attention.q_norm.weight"),
         f"{theirs}.self_attn.k_norm.weight": Slot(f"{ours}.attention.k_norm.weight"),
-        f"{theirs}.mlp.gate_proj.weight": Slot(gate_up, 0, text.intermediate_size),
-        f"{theirs}.mlp.up_proj.weight": Slot(
-            gate_up, text.intermediate_size, 2 * text.intermediate_size
-        ),
-        f"{theirs}.mlp.down_proj.weight": Slot(f"{ours}.mlp.down.weight"),
+        **_mlp_slots(text, f"{theirs}.mlp", f"{ours}.mlp"),
         f"{theirs}.input_layernorm.weight": Slot(f"{ours}.attention_norm.weight"),
         f"{theirs}.post_attention_layernorm.weight": Slot(f"{ours}.mlp_norm.weight"),
+    }
+
+
+def _mlp_slots(text: TextConfig, theirs: str, ours: str) -> dict[str, Slot]:
+    if text.experts:
+        return {
+            f"{theirs}.gate.weight": Slot(f"{ours}.router"),
+            f"{theirs}.experts.gate_up_proj": Slot(f"{ours}.gate_up", turned=True),
+            f"{theirs}.experts.down_proj": Slot(f"{ours}.down", turned=True),
+        }
+    inner, gate_up = text.intermediate_size, f"{ours}.gate_up.weight"
+    return {
+        f"{theirs}.gate_proj.weight": Slot(gate_up, 0, inner),
+        f"{theirs}.up_proj.weight": Slot(gate_up, inner, 2 * inner),
+        f"{theirs}.down_proj.weight": Slot(f"{ours}.down.weight"),
     }
 
 
@@ -149,7 +167,10 @@ def load_into(model: Qwen3VL, folder: Path) -> None:
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in _tensors(files, places):
-            _fill(places[name].of(parameters[places[name].parameter]), tensor, f"{folder}: {name}")
+            target = places[name].of(parameters[places[name].parameter])
+            if places[name].turned and tensor.shape == target.transpose(1, 2).shape:
+                target = target.transpose(1, 2)
+            _fill(target, tensor, f"{folder}: {name}")
 
 
 def random_model(

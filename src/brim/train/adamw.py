@@ -208,15 +208,14 @@ class AdamW(torch.optim.Optimizer):
         assert parameter.grad is not None
         state = {kind: local(value) for kind, value in self.state[parameter].items()}
         master = state.get("master")
-        scales = [state[n] for n in ("mean_scale", "square_scale") if n in state]
-        update: Callable[..., None] = self._update8 if scales else self._update
+        tensors = [weight, master, local(parameter.grad), state["mean"], state["square"]]
+        update: Callable[..., None] = self._update
+        if "mean_scale" in state:
+            update = self._update8
+            tensors += [state["mean_scale"], state["square_scale"]]
+            tensors = [None if t is None else t.flatten(0, -2) for t in tensors]
         update(
-            weight,
-            master,
-            local(parameter.grad),
-            state["mean"],
-            state["square"],
-            *scales,
+            *tensors,
             self.control,
             lr=group["lr"],
             decay=group["weight_decay"],

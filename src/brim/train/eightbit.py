@@ -42,15 +42,16 @@ LEAST_SCALE = 1
 
 
 def fits(parameter: torch.Tensor) -> bool:
-    """Whether a parameter's moments are kept so: matrices; vectors are few, and sensitive."""
-    return parameter.ndim == 2
+    """Whether a parameter's moments are kept so: matrices, and stacks of them; vectors are few, and
+    sensitive."""
+    return parameter.ndim in (2, 3)
 
 
 def allocate(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Zero moments of a matrix (R, C), a sharded one too (its rows are shared out):
-    codes (R, C) uint8, scales (R, ⌈C / 256⌉) float32."""
-    blocks = -(-parameter.shape[1] // BLOCK)
-    codes, scales = parameter.detach(), parameter.detach()[:, :blocks]
+    """Zero moments of a matrix (R, C) or a stack (E, R, C), a sharded one too (along its first
+    axis): codes of the same shape, uint8, and scales (…, R, ⌈C / 256⌉), float32."""
+    blocks = -(-parameter.shape[-1] // BLOCK)
+    codes, scales = parameter.detach(), parameter.detach()[..., :blocks]
     return {
         "mean": torch.zeros_like(codes, dtype=torch.uint8),
         "square": torch.zeros_like(codes, dtype=torch.uint8),

@@ -66,3 +66,35 @@ def test_a_missing_configuration_is_named(
 ) -> None:
     assert main(["plan", str(tmp_path / "none.toml")]) == 2
     assert "none.toml: No such file" in capsys.readouterr().err
+
+
+def test_memory_is_shown_as_columns_for_a_gpu_that_is_not_here(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = config.read_text().replace('path = "', 'random = "8B"\nprocessor = "')
+    config.write_text(text.replace("tokens_per_row = 1024", "tokens_per_row = 8192"))
+    out = tmp_path / "plan.json"
+    assert main(["plan", str(config), "--gpu", "H200 SXM 141GB", "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "float32" in shown and "bfloat16 ←" in shown and "8bit" in shown
+    assert "bfloat16: a step fits without computing anything twice" in shown
+    assert "predicted step" in shown
+    device = json.loads(out.read_text())["device"]
+    assert device["chosen"] == "bfloat16"
+    first, second, _third = device["options"]
+    assert (first["fits"], second["fits"]) == (False, True)
+    assert second["kind"] == "bfloat16" and second["weights"] == 2 * 8_767_123_696
+    assert second["peak"] == sum(
+        second[name]
+        for name in ("weights", "gradients", "states", "text", "tower", "loss", "passing")
+    )
+    assert second["states"] == 4 * 8_767_123_696
+    assert 0 < second["step_s"] < 60 and 0 < device["mfu"] < 1
+
+
+def test_a_gpu_that_is_not_in_the_table_is_named_with_those_that_sound_like_it(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(config.read_text().replace('path = "', 'random = "2B"\nprocessor = "'))
+    assert main(["plan", str(config), "--gpu", "H200"]) == 2
+    assert "did you mean H200" in capsys.readouterr().err

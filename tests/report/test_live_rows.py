@@ -113,9 +113,10 @@ def test_eight_devices_a_job_and_its_processes_fit_on_24_lines() -> None:
     screen = _screen(_state(recordings.eight()))
     assert len(screen) == 24
     assert sum(line.startswith(f"{i}   H200") for i, line in enumerate(screen[2:10])) == 8
-    assert any(
-        "98,800 tokens/s · 183 images/s · 91.6 samples/s · loss 1.234" in line for line in screen
-    )
+    figures = "98,800 tokens/s · 183 images/s · loss 1.234"
+    assert any(figures in line for line in screen)
+    wide = _screen(_state(recordings.eight()), Canvas(width=120, height=24))
+    assert any(f"{figures} · 91.6 samples/s" in line for line in wide)
     assert any("pt_data_worker" in line for line in screen) and screen[-1] == "q quit"
 
 

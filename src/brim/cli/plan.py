@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brim.cli import plan_memory
 from brim.errors import GOOD, ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 
 
 class Command:
-    """Token and patch statistics, packing, padding, balance over ranks, and what is refused."""
+    """Token and patch statistics, packing, balance over ranks, memory, a step's time."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("config", type=Path, help="a TOML file with model and [data]")
         parser.add_argument(
             "--world", type=int, nargs="*", default=[2, 4, 8], help="numbers of ranks (2 4 8)"
         )
+        parser.add_argument("--gpu", default="", help="plan for this GPU (default: the one here)")
         parser.add_argument("--model", help="folder or hub id, instead of the file's")
         parser.add_argument(
             "--quarantine", type=Path, help="list the refused samples in this JSONL file"
@@ -47,9 +49,24 @@ class Command:
         prepared = _prepare(config, model, args.quarantine)
         summary = summarize(prepared.plan, args.world, merge=prepared.vision.merge)
         show(console, prepared, summary)
+        device = _device(table, args, prepared)
+        if device is not None:
+            plan_memory.show(console, device)
         if args.json:
-            _write_json(args.json, prepared, summary)
+            _write_json(args.json, prepared, summary, device)
         return GOOD
+
+
+def _device(
+    table: dict[str, Any], args: argparse.Namespace, prepared: Prepared
+) -> plan_memory.DevicePlan | None:
+    """Of a configuration that brim train could run; a tokenizer alone has no model to place."""
+    model = table.get("model")
+    if not isinstance(model, dict) or not (model.get("path") or model.get("random")):
+        return None
+    if not model.get("random") and not (prepared.tokens.folder / "config.json").exists():
+        return None
+    return plan_memory.plan_device(table, args.config, prepared, args.gpu)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -176,7 +193,9 @@ def _say_refused(console: Console, prepared: Prepared) -> None:
             console.print(f"note: {count:,} records where {escape(note)}; the last one counts")
 
 
-def _write_json(path: Path, prepared: Prepared, summary: Summary) -> None:
+def _write_json(
+    path: Path, prepared: Prepared, summary: Summary, device: plan_memory.DevicePlan | None
+) -> None:
     import msgspec
 
     from brim.files import write_atomic
@@ -186,4 +205,6 @@ def _write_json(path: Path, prepared: Prepared, summary: Summary) -> None:
         "refused": dict(prepared.quarantine.counts),
         "left_out": {k: n for scan in prepared.scans for k, n in scan.skipped.items()},
     }
+    if device is not None:
+        figures["device"] = plan_memory.figures(device)
     write_atomic(path, msgspec.json.format(msgspec.json.encode(figures), indent=2))

@@ -8,7 +8,9 @@ partitioner decides.  Not compiled, a step keeps more than this.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+
+import torch
 
 from brim.model.config import ModelConfig, TextConfig, VisionConfig
 from brim.model.flops import Trained
@@ -17,6 +19,17 @@ from brim.model.parts import part_of
 from brim.model.qwen3vl import Qwen3VL, Recompute
 
 _FLOAT = 4
+STATES = {"float32": (8.0, 4), "bfloat16": (4.0, 0), "8bit": (2.0 + 8 / 256, 0)}
+"""Name of optimizer states → bytes a parameter of both moments, and of the master of a weight in
+half precision."""
+
+
+def state_bytes(states: str, dtype: torch.dtype) -> float:
+    """Bytes of optimizer states a trained parameter of ``dtype``."""
+    moments, master = STATES[states]
+    if dtype is torch.float32:
+        return moments
+    return moments + (4 if dtype is torch.float16 else master)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +67,12 @@ def estimate(
     row: RowShape,
     *,
     trained: Trained | None = None,
-    state_bytes: int = 4,
+    state_bytes: float = 4,
     recompute: Recompute | None = None,
 ) -> Memory:
     """For a model, on any device ("meta" too), in half precision.
 
-    ``state_bytes``: optimizer states of one trained parameter: 4 for bfloat16 moments, 12 for
-    float32 moments with masters.
+    ``state_bytes``: optimizer states of one trained parameter, see :func:`state_bytes`.
     """
     trained, recompute = trained or Trained(), recompute or Recompute()
     config = model.config
@@ -74,8 +86,8 @@ def estimate(
     return Memory(
         weights=weights,
         gradients=sum(p.numel() * p.element_size() for p in learnt),
-        states=sum(p.numel() for p in learnt) * state_bytes,
-        text=_text(config.text, row.tokens, recompute.text_blocks) if flows else 0,
+        states=int(sum(p.numel() for p in learnt) * state_bytes),
+        text=_text(config.text, row.tokens, recompute) if flows else 0,
         tower=_tower(config.vision, row.vision_rows, recompute.vision_blocks, trained),
         loss=_loss(config, row.scored, trained),
         passing=_passing(config, row, trained),
@@ -88,7 +100,7 @@ def fit(
     room: int,
     *,
     trained: Trained | None = None,
-    state_bytes: int = 4,
+    state_bytes: float = 4,
     at_least: Recompute | None = None,
 ) -> Recompute | None:
     """The least recomputation with which a step takes at most ``room`` bytes; None if none does."""
@@ -100,23 +112,31 @@ def fit(
 
 
 def recomputations(model: Qwen3VL, first: Recompute) -> Iterator[Recompute]:
-    """``first`` and all that recompute more, the cheapest step by step.
+    """``first`` and all that recompute more, the cheapest step by step; at last the inputs of all
+    text blocks go to host memory too.
 
     Tower blocks first: a byte of theirs costs 1.9 kFLOP to make again, one of a text block 2.4 (4B)
     to 4 (8B).
     """
     text, vision = len(model.blocks), len(model.visual.blocks)
     for blocks in range(first.vision_blocks, vision + 1):
-        yield Recompute(text_blocks=first.text_blocks, vision_blocks=blocks)
+        yield replace(first, vision_blocks=blocks)
     for blocks in range(first.text_blocks + 1, text + 1):
-        yield Recompute(text_blocks=blocks, vision_blocks=vision)
+        yield replace(first, text_blocks=blocks, vision_blocks=vision)
+    if not first.offload:
+        yield Recompute(text_blocks=text, vision_blocks=vision, offload=True)
 
 
 def text_block(text: TextConfig) -> int:
     """Bytes that one text block keeps of a token: its input, queries, keys and values before and
     after rotation, the attention's output and sums, the middle residual, gate and up."""
     q, kv = text.heads * text.head_dim, text.kv_heads * text.head_dim
-    half = 2 * text.hidden_size + (q + 2 * kv) + (q + kv) + q + 2 * text.intermediate_size
+    inner = 2 * text.intermediate_size
+    if text.experts:
+        # a token is copied to each of its experts, its results wait for the router's gradient, and
+        # there are three indices of 8 bytes
+        inner = text.experts_per_token * (2 * text.hidden_size + 2 * text.expert_size + 12)
+    half = 2 * text.hidden_size + (q + 2 * kv) + (q + kv) + q + inner
     # inverse norms of the rows, the queries and the keys; the attention's sums
     floats = 2 + text.heads + text.kv_heads + text.heads
     return 2 * half + _FLOAT * floats
@@ -128,10 +148,12 @@ def vision_block(vision: VisionConfig) -> int:
     return 2 * half + _FLOAT * (4 + vision.heads)
 
 
-def _text(text: TextConfig, tokens: int, recomputed: int) -> int:
-    kept = text.layers - min(recomputed, text.layers)
-    # a recomputed block keeps its input, and the one at work all
-    inputs = (text.layers - kept) * 2 * text.hidden_size
+def _text(text: TextConfig, tokens: int, recompute: Recompute) -> int:
+    again = min(recompute.text_blocks, text.layers)
+    kept = text.layers - again
+    # a recomputed block keeps its input (on the host: all but two on their way), and the one at
+    # work all
+    inputs = (min(again, 2) if recompute.offload else again) * 2 * text.hidden_size
     return tokens * (kept * text_block(text) + inputs + bool(inputs) * text_block(text))
 
 

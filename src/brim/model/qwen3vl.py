@@ -5,6 +5,7 @@ Shapes are those of :mod:`brim.model.batch`; h is the language model's width, w 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from brim.model.batch import PackedBatch
 from brim.model.config import ModelConfig, VisionConfig
 from brim.model.layers import Merger, RMSNorm, Segments, TextBlock, VisionBlock
 from brim.model.loss import RowLoss, linear_cross_entropy, torch_row_loss
+from brim.model.offload import HostMemory
 from brim.model.rows import add_rows, blend_rows, take_rows
 
 
@@ -36,6 +38,8 @@ class Recompute:
 
     text_blocks: int = 0
     vision_blocks: int = 0
+    offload: bool = False
+    """The inputs of such text blocks wait in host memory until the backward pass."""
 
 
 class Rotary(nn.Module):
@@ -190,8 +194,10 @@ class Qwen3VL(nn.Module):
             x = x.index_copy(0, batch.splice_rows, merged[:tokens])
             taps = [tap[:tokens] for tap in taps]
         at = self._segments(batch)
+        store = HostMemory() if self.recompute.offload else None
         for index, block in enumerate(self.blocks):
-            x = _run(block, x, at, again=index < self.recompute.text_blocks)
+            again = index < self.recompute.text_blocks
+            x = _run(block, x, at, again=again, inputs=store if again else None)
             if index < len(taps):
                 x = add_rows(x, batch.splice_rows, taps[index])
         return self.norm(take_rows(x, batch.scored_rows))
@@ -219,8 +225,17 @@ def _changes_length(*tensors: torch.Tensor) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
-def _run(block: nn.Module, x: torch.Tensor, at: Segments, *, again: bool) -> torch.Tensor:
+def _run(
+    block: nn.Module,
+    x: torch.Tensor,
+    at: Segments,
+    *,
+    again: bool,
+    inputs: HostMemory | None = None,
+) -> torch.Tensor:
+    """``again``: the block forgets its activations; its input may wait in ``inputs``."""
     if again and torch.is_grad_enabled():
-        # no block draws random numbers, so their state need not be kept (that would read it)
-        return checkpoint(block, x, at, use_reentrant=False, preserve_rng_state=False)
+        with inputs or nullcontext():
+            # no block draws random numbers, so their state need not be kept (that would read it)
+            return checkpoint(block, x, at, use_reentrant=False, preserve_rng_state=False)
     return block(x, at)

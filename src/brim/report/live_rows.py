@@ -182,10 +182,10 @@ def _job(job: JobView | None, canvas: Canvas) -> list[Row]:
         facts.append(f"{number(job.tokens_s)} tokens/s")
     if job.images_s is not None:
         facts.append(f"{number(job.images_s)} images/s")
-    if job.samples_s is not None:
-        facts.append(f"{number(job.samples_s)} samples/s")
     if job.loss is not None:
         facts.append(f"loss {job.loss:.4g}")
+    if job.samples_s is not None:  # last: on a narrow screen the end is left out
+        facts.append(f"{number(job.samples_s)} samples/s")
     ranks = f" · {job.ranks} ranks" if job.ranks > 1 else ""
     title = f"job {clean(job.name)}{ranks} · {job.state}"
     found: list[Row] = [

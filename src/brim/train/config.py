@@ -13,6 +13,7 @@ from brim.model.attention import BACKENDS
 from brim.model.config import FAMILY
 from brim.model.flops import Trained
 from brim.model.kernels import ACTIVATION_BUDGET
+from brim.model.memory import STATES
 from brim.model.parts import PARTS
 from brim.model.precision import RECIPES, SCOPES
 from brim.train import tables
@@ -51,6 +52,9 @@ class ModelTable:
     recompute_text_blocks: int = 0
     """Text blocks that forget their activations; more are added when memory runs out."""
     recompute_vision_blocks: int = 0
+    offload_activations: bool = False
+    """Inputs of recomputed text blocks wait in host memory; it is also the last resort when memory
+    runs out."""
 
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.random):
@@ -107,12 +111,13 @@ class OptimizerTable:
     adam_epsilon: float = 1e-8
     max_grad_norm: float = 1.0
     """0: no clipping."""
-    states: str = "float32"
-    """float32 with masters of half-precision weights, or bfloat16 with stochastic rounding."""
+    states: str = ""
+    """float32 with masters of half-precision weights; bfloat16 or 8bit with stochastic rounding and
+    no masters.  Empty: those that fit."""
 
     def __post_init__(self) -> None:
         _one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
-        _one_of("optimizer.states", self.states, ("float32", "bfloat16"))
+        _one_of("optimizer.states", self.states, ("", *STATES))
         _at_least(0, optimizer=self, names=("learning_rate", "weight_decay", "max_grad_norm"))
         _at_least(0, optimizer=self, names=("warmup_steps", "warmup_ratio", "min_lr_ratio"))
         for name in ("adam_beta1", "adam_beta2"):

@@ -23,14 +23,16 @@ from brim.model.weights import fetch, load, random_model
 from brim.train.adamw import AdamW, decay_groups
 from brim.train.checkpoint import Checkpoints
 from brim.train.config import Config, ModelTable, OptimizerTable
+from brim.train.fitting import options, pick, with_states
 from brim.train.loop import Progress, Trainer
-from brim.train.parallel.fit import share
+from brim.train.parallel.fit import share, world_of
 from brim.train.parallel.ranks import Ranks
 from brim.train.records import Records, peak_flops
 from brim.train.source import LoadedRows, one_row_at_a_time
 from brim.train.step import TrainStep
 from brim.train.tables import flat
 
+_STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
 Scanned = Callable[[int, int], None]
 
 
@@ -95,7 +97,9 @@ def start(
     model = _model(config, folder, choices, device)
     if not rows.prepared.samples.patches.any() and ranks.world > 1:
         model.visual.requires_grad_(False)  # no row would bring it a gradient to reduce
-    parallel = share(config, model, largest_row(rows.prepared), rows.count, ranks, tell)
+    row = largest_row(rows.prepared)
+    config = _states(config, model, row, rows.count, ranks, tell)
+    parallel = share(config, model, row, rows.count, ranks, tell)
     trainer = Trainer(
         config,
         model,
@@ -148,7 +152,7 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
         assert folder is not None
         model = load(folder, dtype=dtype, device=device, kernels=picked)
     else:
-        shape = _random_config(table)
+        shape = shape_of(table)
         model = random_model(
             shape, seed=config.train.seed, dtype=dtype, device=device, kernels=picked
         )
@@ -162,13 +166,30 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
     else:
         set_trained(model, config.trained)
     model.recompute = Recompute(
-        text_blocks=table.recompute_text_blocks, vision_blocks=table.recompute_vision_blocks
+        text_blocks=table.recompute_text_blocks,
+        vision_blocks=table.recompute_vision_blocks,
+        offload=table.offload_activations,
     )
     if table.fp8:
         use_fp8(model, table.fp8, table.fp8_scope)
     if choices.compile.value:
         compile_blocks(model, activation_budget=table.activation_budget)
     return model
+
+
+def _states(
+    config: Config,
+    model: Qwen3VL,
+    row: RowShape,
+    rows: int,
+    ranks: Ranks,
+    say: Callable[[str], None],
+) -> Config:
+    """The configuration with the optimizer states that fit, where it leaves them open."""
+    world = world_of(ranks, rows)
+    picked = pick(options(config, model, row, world, together=ranks.together))
+    say(f"{'states':13} {picked.value.states}: {picked.why}")
+    return with_states(config, picked.value.states)
 
 
 def _same_data(ranks: Ranks, rows: LoadedRows) -> None:
@@ -198,14 +219,14 @@ def largest_row(prepared: Prepared) -> RowShape:
     )
 
 
-def _random_config(table: ModelTable) -> ModelConfig:
+def shape_of(table: ModelTable) -> ModelConfig:
+    """The sizes of a model whose weights are random, or lie in a folder."""
     if table.random.upper() in FAMILY:
         return ModelConfig.named(table.random)
-    return ModelConfig.from_folder(Path(table.random))
+    return ModelConfig.from_folder(Path(table.path or table.random))
 
 
 def _optimizer(table: OptimizerTable, model: Qwen3VL, seed: int) -> AdamW:
-    whole = table.states == "float32"
     dtype = next(model.parameters()).dtype
     return AdamW(
         decay_groups(model.named_parameters(), table.weight_decay),
@@ -213,8 +234,8 @@ def _optimizer(table: OptimizerTable, model: Qwen3VL, seed: int) -> AdamW:
         betas=(table.adam_beta1, table.adam_beta2),
         eps=table.adam_epsilon,
         # float16 has no room for stochastic rounding: its updates vanish below 6e-8
-        masters=whole or dtype is torch.float16,
-        state_dtype=torch.float32 if whole else torch.bfloat16,
+        masters=table.states == "float32" or dtype is torch.float16,
+        state_dtype=_STATE_DTYPES[table.states],
         seed=seed,
     )
 

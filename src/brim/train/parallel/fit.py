@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from brim.errors import ConfigError
-from brim.model.memory import RowShape, estimate, recomputations
+from brim.model.memory import Memory, RowShape, estimate, recomputations, state_bytes
 from brim.model.qwen3vl import Qwen3VL, Recompute
 from brim.train.config import Config
 from brim.train.parallel.choose import Parallelism, World, choose
@@ -19,7 +20,6 @@ from brim.units import size
 
 USABLE = 0.94
 """Of a device's memory: the rest is the context's, the libraries' and fragmentation's."""
-_STATE_BYTES = {"bfloat16": 4, "float32": 12}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,33 @@ class Needs:
 
     def of_rank(self, spread: Spread, recompute: Recompute | None = None) -> RankMemory:
         """``recompute``: blocks that forget their activations; by default the model's."""
-        whole = estimate(
+        return on_a_rank(
+            self.model, self.whole(recompute), spread, ahead=self.config.parallel.prefetch
+        )
+
+    def whole(self, recompute: Recompute | None = None) -> Memory:
+        """The same on one device that holds all of the model."""
+        dtype = next(self.model.parameters()).dtype
+        return estimate(
             self.model,
             self.row,
             trained=self.config.trained,
-            state_bytes=_STATE_BYTES[self.config.optimizer.states],
+            state_bytes=state_bytes(self.config.optimizer.states, dtype),
             recompute=recompute or self.model.recompute,
         )
-        return on_a_rank(self.model, whole, spread, ahead=self.config.parallel.prefetch)
 
     def least_recompute(self, spread: Spread, room: int) -> Recompute:
         """The least with which a step takes at most ``room`` bytes; all blocks when none does."""
-        model = self.model
-        last = model.recompute
-        for last in recomputations(model, model.recompute):
-            if self.of_rank(spread, last).total <= room:
-                break
-        return last
+        choices = list(recomputations(self.model, self.model.recompute))
+
+        def total(choice: Recompute) -> int:
+            return self.of_rank(spread, choice).total
+
+        least = bisect_left(choices, -room, key=lambda choice: -total(choice))
+        # each takes less than the one before it, but for the first of each tower's blocks
+        near = choices[max(0, least - 2) : least] + choices[:1]
+        found = [choice for choice in near if total(choice) <= room]
+        return min(found, key=choices.index, default=choices[min(least, len(choices) - 1)])
 
 
 def decide(config: Config, needs: Needs, world: World, *, together: bool) -> Parallelism:
@@ -71,7 +81,7 @@ def share(
 ) -> Alone:
     """Choose, set the recomputation and wrap; ``rows``: of a rank in a step."""
     needs, room = Needs(config, model, row), room_of(ranks.device)
-    world = World(ranks=ranks.world, on_a_host=ranks.local_world, rows=rows, room=room)
+    world = world_of(ranks, rows)
     choice = decide(config, needs, world, together=ranks.together)
     if ranks.together:
         say(f"{'parallel':13} {choice.data.value}: {choice.data.why}")
@@ -85,6 +95,12 @@ def share(
             f"{model.recompute.text_blocks} text, {model.recompute.vision_blocks} vision blocks"
         )
     return wrap(model, ranks, config.parallel, choice)
+
+
+def world_of(ranks: Ranks, rows: int) -> World:
+    """``rows``: of a rank in a step."""
+    room = room_of(ranks.device)
+    return World(ranks=ranks.world, on_a_host=ranks.local_world, rows=rows, room=room)
 
 
 def room_of(device: torch.device) -> int | None:

@@ -1,0 +1,122 @@
+"""Fields of brim's own trainer as knobs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.record.findings import Finding
+from brim.record.ladder import Figures, Ladder
+from brim.train import config as configuration
+from brim.train import tables
+from brim.train.config import Config, ModelTable
+from brim.tune.outcome import Outcome
+from brim.tune.trainer import as_options, change, edited, fields
+
+CPU = Outcome(ending="measured", device="the training thread (no accelerator)")
+H200 = Outcome(ending="measured", device="NVIDIA H200")
+
+TOML = """\
+output_dir = "out"   # here
+
+[model]
+random = "4B"
+compile = "false"    # was slow once
+recompute_text_blocks = 12
+
+[data]
+tokens_per_row = 4096
+rows_per_step = 8
+"""
+
+
+def _now(**changed: Any) -> dict[str, Any]:
+    plain = tables.flat(Config(model=ModelTable(random="4B")))
+    return {**plain, **{name.replace("__", "."): value for name, value in changed.items()}}
+
+
+def _settings(outcome: Outcome, now: dict[str, Any]) -> list[dict[str, Any]]:
+    return [c.settings for c in fields(outcome, now)]
+
+
+def test_every_proposed_field_and_value_is_one_that_the_trainer_takes(tmp_path: Path) -> None:
+    path = tmp_path / "sft.toml"
+    path.write_text(TOML)
+    slow = Finding(cause="input.decode", share=0.5, gain=(1.2, 2.0), confidence="high", evidence=[])
+    outcome = Outcome(ending="measured", device="NVIDIA H200", findings=[slow])
+    now = _now(model__dtype="float32", data__threads=3, parallel__gradient_sync="row",
+               model__attention="math", model__recompute_vision_blocks=2,
+               parallel__data="fsdp", parallel__reshard_after_forward="true")  # fmt: skip
+    proposed = _settings(outcome, now)
+    assert len(proposed) > 10
+    for settings in proposed:
+        words = as_options(settings)
+        found = tables.flat(configuration.load(path, words[1::2]))
+        for field, value in settings.items():
+            assert str(found[field]) == str(value)
+
+
+def test_a_default_configuration_on_a_cpu_has_only_longer_rows_to_try() -> None:
+    assert _settings(CPU, _now()) == [{"data.tokens_per_row": 16384, "data.rows_per_step": 4}]
+
+
+def test_what_the_file_fixes_is_given_back_to_the_trainer_the_dearest_first() -> None:
+    now = _now(model__compile="false", model__recompute_text_blocks=12)
+    first, second, *_ = _settings(CPU, now)
+    assert first == {"model.recompute_text_blocks": 0}
+    assert second == {"model.compile": ""}
+
+
+def test_longer_rows_keep_the_tokens_of_a_step() -> None:
+    by_accumulation = _now(train__gradient_accumulation_steps=4)
+    assert _settings(CPU, by_accumulation) == [
+        {"data.tokens_per_row": 16384, "train.gradient_accumulation_steps": 2}
+    ]
+    assert _settings(CPU, _now(data__rows_per_step=1)) == []
+    assert _settings(CPU, _now(data__rows_per_step=3)) == []
+    assert _settings(CPU, _now(data__tokens_per_row=65_536)) == []
+
+
+def test_what_narrows_the_numbers_is_marked_as_lossy() -> None:
+    lossy = [next(iter(c.settings)) for c in fields(H200, _now()) if not c.lossless]
+    assert lossy == ["model.fp8", "optimizer.states"]
+
+
+def test_the_patch_changes_the_lines_of_the_fields_and_nothing_else() -> None:
+    settings = {"model.compile": "", "data.tokens_per_row": 8192, "optimizer.states": "bfloat16"}
+    changed = edited(TOML, {**settings, "model.activation_budget": "1.0"})
+    assert 'compile = ""    # was slow once\n' in changed
+    assert "tokens_per_row = 8192\n" in changed
+    assert tomllib.loads(changed) == {
+        "output_dir": "out",
+        "model": {
+            "random": "4B", "compile": "", "recompute_text_blocks": 12, "activation_budget": 1.0,
+        },
+        "data": {"tokens_per_row": 8192, "rows_per_step": 8},
+        "optimizer": {"states": "bfloat16"},
+    }  # fmt: skip
+    kept = [s for s in TOML.splitlines() if s and "compile" not in s and "tokens" not in s]
+    assert [line for line in changed.splitlines() if line in kept] == kept
+
+
+@pytest.mark.parametrize("text", ["", "[model]", "[model]\n", "# nothing"])
+def test_a_field_is_added_where_there_is_no_line_or_no_table(text: str) -> None:
+    changed = edited(text, {"model.compile": "true", "data.dct_scaling": True})
+    assert tomllib.loads(changed) == {
+        "model": {"compile": "true"}, "data": {"dct_scaling": True},
+    }  # fmt: skip
+
+
+def test_the_change_is_a_command_and_a_patch_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "sft.toml"
+    path.write_text(TOML)
+    ladder = Ladder(command=[], before=Figures(), ended="ceiling", runs=1, wall_s=1.0,
+                    settings={"model.recompute_text_blocks": 0})  # fmt: skip
+    made = change(path, ladder)
+    assert made.command == ["brim", "train", str(path), "--set", "model.recompute_text_blocks=0"]
+    assert "-recompute_text_blocks = 12\n+recompute_text_blocks = 0\n" in made.patch
+    assert change(path, Ladder(command=[], before=Figures(), ended="ceiling", runs=1,
+                               wall_s=1.0)).patch == ""  # fmt: skip

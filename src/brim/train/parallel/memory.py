@@ -56,14 +56,25 @@ def groups(model: Qwen3VL) -> dict[str, nn.Module]:
     return found | {"": model}
 
 
+def owners(model: Qwen3VL) -> dict[str, str]:
+    """Parameter → the innermost group that holds it."""
+    held = groups(model)
+    found = {}
+    for name, _ in model.named_parameters():
+        owner = name
+        while owner not in held:
+            owner = owner.rpartition(".")[0]
+        found[name] = owner
+    return found
+
+
 def group_sizes(model: Qwen3VL, *, trained: bool = False) -> dict[str, int]:
     """Bytes of each group's own parameters; with ``trained`` of those that learn."""
-    names = sorted(groups(model), key=len, reverse=True)
     sizes = dict.fromkeys(groups(model), 0)
+    owner = owners(model)
     for name, parameter in model.named_parameters():
-        owner = next(n for n in names if not n or name.startswith(f"{n}."))
         if parameter.requires_grad or not trained:
-            sizes[owner] += parameter.numel() * parameter.element_size()
+            sizes[owner[name]] += parameter.numel() * parameter.element_size()
     return sizes
 
 

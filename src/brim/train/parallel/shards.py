@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -12,12 +12,18 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def first_element(tensor: torch.Tensor) -> int:
-    """The number, in the flat whole, of the first element of the part; parts are ranges of rows."""
+    """The number, in the flat whole, of the first element of the part.
+
+    Parts are ranges of rows, ceil(rows / ranks) each, as FSDP2 cuts them.
+    """
     if not isinstance(tensor, DTensor):
         return 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    return int(offset[0]) * (tensor.numel() // max(tensor.shape[0], 1))
+    mesh, rows = tensor.device_mesh, tensor.shape[0]
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank outside the mesh holds nothing"
+    first = 0
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):
+            assert placement.dim == 0 and not first, "parts are ranges of rows"
+            first = min(coordinate[axis] * -(-rows // mesh.size(axis)), rows)
+    return first * (tensor.numel() // max(rows, 1))

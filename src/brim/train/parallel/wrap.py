@@ -72,16 +72,22 @@ class Replicated(Alone):
         self.copies = ranks.world
         self._each_row = table.gradient_sync == "row"
         # in the very first row a static graph learns which parameters take part
-        self._learning = table.ddp_static_graph
+        fake = _fake(ranks)
+        static = table.ddp_static_graph and not fake  # what it learns is read from tensors
+        self._learning = static
         self.reducing = False
         """Whether the backward pass of the running row sends gradients."""
         self.ddp = DistributedDataParallel(
             model,
             bucket_cap_mb=table.ddp_bucket_cap_mb,
             gradient_as_bucket_view=True,
-            static_graph=table.ddp_static_graph,
+            init_sync=not fake,
+            static_graph=static,
             **{_SYNC_BUFFERS: False},  # rotary frequencies are constants
         )
+
+        if fake:
+            self.ddp.register_comm_hook(None, lambda _, bucket: _answered(bucket))
 
     def forward(self, row: PackedBatch, scale: float) -> torch.Tensor:
         loss: torch.Tensor = self.ddp(row, scale)
@@ -107,7 +113,12 @@ class Sharded(Alone):
     """
 
     def __init__(
-        self, model: Qwen3VL, ranks: Ranks, table: ParallelTable, choice: Parallelism
+        self,
+        model: Qwen3VL,
+        ranks: Ranks,
+        table: ParallelTable,
+        choice: Parallelism,
+        mesh: DeviceMesh,
     ) -> None:
         super().__init__(model, ranks)
         spread = choice.spread
@@ -120,7 +131,6 @@ class Sharded(Alone):
             reduce_dtype=torch.float32 if table.reduce_dtype == "float32" else dtype,
             cast_forward_inputs=False,
         )
-        mesh = _mesh(ranks, spread.shards, hybrid=choice.data.value == "hsdp")
         inner = groups(model)
         for name, module in inner.items():
             # what the root holds is used first and last: it would be gathered again at once
@@ -134,18 +144,41 @@ class Sharded(Alone):
         return nullcontext()
 
 
-def wrap(model: Qwen3VL, ranks: Ranks, table: ParallelTable, choice: Parallelism) -> Alone:
-    """The model as ``choice`` says.  Sharding replaces its parameters, so optimizers come later."""
+def wrap(
+    model: Qwen3VL,
+    ranks: Ranks,
+    table: ParallelTable,
+    choice: Parallelism,
+    mesh: DeviceMesh | None = None,
+) -> Alone:
+    """The model as ``choice`` says.  Sharding replaces its parameters, so optimizers come later.
+
+    ``mesh``: of sharded ranks, if it exists already.
+    """
     if choice.data.value == "ddp":
         return Replicated(model, ranks, table)
     if choice.sharded:
-        return Sharded(model, ranks, table, choice)
+        return Sharded(model, ranks, table, choice, mesh or mesh_of(ranks, choice))
     return Alone(model, ranks)
 
 
-def _mesh(ranks: Ranks, shards: int, *, hybrid: bool) -> DeviceMesh:
-    kind = ranks.device.type
-    if hybrid:
+def _fake(ranks: Ranks) -> bool:
+    """Whether nobody answers: weights need not be the same then."""
+    return ranks.together and dist.get_backend(ranks.host) == "fake"
+
+
+def _answered(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP waits for a result, which a fake group never gives."""
+    dist.all_reduce(bucket.buffer())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def mesh_of(ranks: Ranks, choice: Parallelism) -> DeviceMesh:
+    """The mesh along which ``choice`` shards."""
+    kind, shards = ranks.device.type, choice.spread.shards
+    if choice.data.value == "hsdp":
         shape = (ranks.world // shards, shards)
         return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(kind, (ranks.world,), mesh_dim_names=("shard",))

@@ -69,6 +69,12 @@ def test_a_video_is_a_file_or_a_list_of_frames_with_its_rate() -> None:
         Video((), "a.mp4"),
         Video(("1.jpg", "2.jpg")),
     ]
+    embedded = [{"bytes": b"film", "path": "a.mp4"}, {"bytes": None, "path": "b.mp4"}]
+    record = {"messages": [user("<video><video>"), ANSWER], "videos": embedded, "fps": 1}
+    assert list(parse(record).pictures()) == [
+        Video((), b"film", 1.0),
+        Video((), "b.mp4", 1.0),
+    ]
     item = {"type": "video", "video": ["1.jpg", "2.jpg"], "fps": 4}
     assert list(parse({"messages": [user([item]), ANSWER]}).pictures()) == [
         Video(("1.jpg", "2.jpg"), None, 4.0)

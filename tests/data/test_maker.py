@@ -68,7 +68,7 @@ def test_a_video_of_frames_becomes_temporal_patches_with_time_stamps(
 def test_images_of_a_long_sample_are_shrunk_as_planned(tmp_path: Path, small_folder: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(jpeg(900, 1200))
     prepared = prepared_of(tmp_path, small_folder, [record("<image><image>", images=["a.jpg"] * 2)])
-    assert prepared.samples.overlong == {"images shrunk": 1}
+    assert prepared.samples.overlong == {"pictures shrunk": 1}
     document = maker_of(prepared).document(0, Stopwatch())
     assert 500 < len(document) == prepared.samples.length[0] <= 600
 

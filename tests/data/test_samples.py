@@ -71,7 +71,7 @@ def test_shrunk_images_fit_and_would_not_with_one_token_more_each(
         assert len(images) * 1 + 30 > limit or limit < 60
         return
     assert found.length[0] <= limit
-    if found.overlong["images shrunk"]:
+    if found.overlong["pictures shrunk"]:
         [cap] = found.max_pixels
         grids = [image_grid(*s, limited(vision, int(cap))) for s in images]
         assert found.length[0] == 30 + sum(g.tokens(2) for g in grids)
@@ -82,7 +82,11 @@ def test_shrunk_images_fit_and_would_not_with_one_token_more_each(
 
 @pytest.mark.parametrize(
     ("overlong", "what", "length"),
-    [("shrink", "images shrunk", 30 + 21 * 21), ("truncate", "dropped", 0), ("drop", "dropped", 0)],
+    [
+        ("shrink", "pictures shrunk", 30 + 21 * 21),
+        ("truncate", "dropped", 0),
+        ("drop", "dropped", 0),
+    ],
 )
 def test_a_large_image_before_the_text_is_shrunk_or_the_sample_dropped(
     overlong: str, what: str, length: int

@@ -206,7 +206,7 @@ def test_bad_records_are_listed_skipped_ones_counted_and_oddities_noted(
             (4, "json.syntax"),
             (5, "image.missing"),
             (8, "image.aspect"),
-            (9, "video.file"),
+            (9, "video.container"),
         ]
         (tmp_path / "bad.jsonl").unlink()
 

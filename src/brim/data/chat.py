@@ -37,13 +37,28 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """Which frames of a video file are taken; all from its header."""
+
+    frames: tuple[int, ...]
+    """Their numbers in the file, ascending."""
+    fps: float
+    """Of the file: frame n is at n / fps seconds."""
+    height: int
+    """Upright."""
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Video:
     """A video: its file, or its frames, which are taken as sampled already."""
 
     frames: tuple[Ref, ...]
-    file: str | None = None
+    file: Ref | None = None
     fps: float | None = None
-    """Frames a second of ``frames``; None: as many as Qwen3-VL samples."""
+    """Frames a second of ``frames``; of a file, as many as are wanted.  None: Qwen3-VL's 2."""
+    clip: Clip | None = None
+    """Of a file, once its header is read: :func:`brim.data.video.chosen`."""
 
 
 Part = str | Image | Video
@@ -247,11 +262,13 @@ def _image(item: object) -> Image:
 
 
 def _video(item: object, fps: object) -> Video:
-    """A file's path, or the list of its frames."""
+    """A file (a path, or its bytes as Hugging Face datasets store them), or a list of frames."""
     if fps is not None and not (isinstance(fps, int | float) and 0 < fps < 1e4):
         raise BadSample("chat.pictures", f"fps is {fps!r}")
     rate = None if fps is None else float(fps)
-    if isinstance(item, str):
+    if isinstance(item, Mapping):
+        item = item.get("bytes") or item.get("path")
+    if isinstance(item, str | bytes) and item:
         return Video((), item, rate)
     if isinstance(item, list):
         return Video(tuple(_image(frame).ref for frame in item), None, rate)

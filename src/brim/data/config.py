@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 from brim.data.decode import DecodePolicy
 from brim.data.geometry import Vision
 from brim.data.sources import SourceConfig
+from brim.data.video import Sampling
 from brim.errors import ConfigError
 
 Overlong = Literal["shrink", "truncate", "drop"]
@@ -35,6 +36,13 @@ class DataConfig:
     min_pixels: int = 65_536
     max_pixels: int = 16_777_216
     """Area of an image after resizing."""
+    video_fps: float = 2.0
+    """Frames a second that are taken from a video file."""
+    video_min_frames: int = 4
+    video_max_frames: int = 768
+    video_min_pixels: int = 4_096
+    video_max_pixels: int = 25_165_824
+    """Frames × height × width of a video after resizing; 2,048 pixels are a visual token."""
     max_file_pixels: int = 40_000_000
     """An image whose file has more is a bad sample."""
     rotate: bool = True
@@ -56,10 +64,11 @@ class DataConfig:
     """Disk for resized images where decoding is dear, per host. 0: none."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_row", "rows_per_step", "patch_bucket", "max_loader_bytes"):
+        positive = ("tokens_per_row", "rows_per_step", "patch_bucket", "max_loader_bytes")
+        for name in (*positive, "video_max_frames"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; it must be 1 or more")
-        for name in ("threads", "image_cache_bytes", "seed"):
+        for name in ("threads", "image_cache_bytes", "seed", "video_min_frames"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; it must be 0 or more")
         if self.threads > 64:
@@ -71,6 +80,8 @@ class DataConfig:
             raise ConfigError(
                 f"data.patch_bucket is {self.patch_bucket}; it must be divisible by 4"
             )
+        if not 0 < self.video_fps < 1e4:
+            raise ConfigError(f"data.video_fps is {self.video_fps}; it must be above 0")
         if not 0 <= self.max_bad_share <= 1:
             raise ConfigError(f"data.max_bad_share is {self.max_bad_share}; it is a share of one")
 
@@ -82,9 +93,18 @@ class DataConfig:
             dct_scaling=self.dct_scaling,
         )
 
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(
+            fps=self.video_fps,
+            min_frames=self.video_min_frames,
+            max_frames=self.video_max_frames,
+        )
+
     def vision(self, processor: Mapping[str, Any] | None = None) -> Vision:
         """The geometry, patch sizes from a model's ``preprocessor_config.json`` if given."""
-        limits = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
+        names = ("min_pixels", "max_pixels", "video_min_pixels", "video_max_pixels")
+        limits = {name: getattr(self, name) for name in names}
         return Vision.of_processor(processor or {}, **limits)
 
     @classmethod

@@ -43,6 +43,11 @@ class Vision:
             raise ConfigError(
                 f"data.min_pixels is {self.min_pixels}, above data.max_pixels {self.max_pixels}"
             )
+        if self.video_min_pixels > self.video_max_pixels:
+            raise ConfigError(
+                f"data.video_min_pixels is {self.video_min_pixels}, above data.video_max_pixels "
+                f"{self.video_max_pixels}"
+            )
         if self.max_pixels < self.factor**2:
             raise ConfigError(
                 f"data.max_pixels is {self.max_pixels}; "

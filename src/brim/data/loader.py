@@ -33,7 +33,7 @@ from brim.data.process import Job
 from brim.data.quarantine import TooManyBadSamples
 from brim.data.ring import Layout, Ring
 from brim.data.rows import Counts, slot_bytes
-from brim.errors import BrimError, ConfigError
+from brim.errors import BrimError, ConfigError, InputError
 from brim.hardware.cores import usable_cores
 from brim.record.loader import LoaderDeath, append
 
@@ -238,6 +238,7 @@ class Loader:
             vision=prepared.vision,
             policy=config.decode,
             tokens_per_row=config.tokens_per_row,
+            sampling=config.sampling,
             cache=cache,
             gpu=self._gpu,
         )
@@ -285,6 +286,8 @@ class Loader:
         self.close()
         if message[0] == "bad":
             raise TooManyBadSamples(message[1], hint=message[2])
+        if message[0] == "refused":
+            raise InputError(message[1], hint=message[2])
         raise LoaderFailed(f"the loader process failed:\n{message[1]}")
 
     def _check_hang(self) -> None:

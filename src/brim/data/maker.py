@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from brim.data.chat import Image, Ref, Video, name_of
+from brim.data.chat import Clip, Image, Ref, Video, name_of
 from brim.data.decode import DecodePolicy, Pixels, decode
 from brim.data.geometry import Grid, Vision, smart_resize, video_grid
 from brim.data.header import read_header
@@ -27,6 +27,7 @@ from brim.data.samples import Samples, limited
 from brim.data.sources import Source
 from brim.data.store import Store
 from brim.data.tokens import ChatTokens
+from brim.data.video import Sampling, chosen, decoded
 
 _ATTEMPTS = 16
 STAGES = ("read", "text", "decode", "resize", "cache")
@@ -58,6 +59,7 @@ class Maker:
     vision: Vision
     policy: DecodePolicy
     tokens_per_row: int
+    sampling: Sampling = field(default_factory=Sampling)
     cache: ImageCache | None = None
     gpu: GpuJpegs | None = None
     """Decodes JPEGs in the CPU's place."""
@@ -68,6 +70,7 @@ class Maker:
         source = self.sources[int(samples.source[sample])]
         with clock.stage("read"):
             conversation = source.conversation(int(samples.record[sample]))
+            conversation = chosen(conversation, source.store, self.sampling)
         with clock.stage("text"):
             encoded = self.tokens.encode(conversation)
         vision = limited(self.vision, int(samples.max_pixels[sample]))
@@ -147,13 +150,33 @@ class Maker:
             pixels = self._image(part.ref, store, vision, clock)
             grid = Grid(1, pixels.shape[0] // vision.patch, pixels.shape[1] // vision.patch)
             return Picture((pixels,), False, grid)
-        data = []
+        if part.clip is not None:
+            return self._clip(part, part.clip, store, vision, clock)
         with clock.stage("read"):
             data = [store.read(ref) for ref in part.frames]
         height, width = read_header(data[0]).upright(self.policy.rotate)
         grid = video_grid(len(data), height, width, vision)
         size = grid.h * vision.patch, grid.w * vision.patch
         return Picture(tuple(self._frame(d, size, clock) for d in data), True, grid)
+
+    def _clip(
+        self, part: Video, clip: Clip, store: Store, vision: Vision, clock: Stopwatch
+    ) -> Picture:
+        grid = video_grid(len(clip.frames), clip.height, clip.width, vision)
+        size = grid.h * vision.patch, grid.w * vision.patch
+        assert part.file is not None
+        frames: list[Pixels] = []
+        with clock.stage("read"):
+            batches = decoded(store.video(part.file), clip)
+        while True:
+            with clock.stage("decode"):
+                batch = next(batches, None)
+            if batch is None:
+                return Picture(tuple(frames), True, grid)
+            with clock.stage("resize"):
+                # a frame that fits is copied, or it would keep the decoder's whole batch
+                resized = [(frame, resize(frame, *size)) for frame in batch]
+                frames += [new.copy() if new is frame else new for frame, new in resized]
 
     def _image(self, ref: Ref, store: Store, vision: Vision, clock: Stopwatch) -> Pixels:
         with clock.stage("read"):

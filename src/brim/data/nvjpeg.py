@@ -36,7 +36,7 @@ def require() -> int:
     """The CUDA device of this process.  Raises BrimError where nvJPEG cannot be used."""
     if not torch.cuda.is_available():
         raise ConfigError("data.nvjpeg is true, but there is no CUDA device")
-    if importlib.util.find_spec("torchvision") is None:
+    if not any(importlib.util.find_spec(name) for name in ("torchcodec", "torchvision")):
         raise MissingExtra("data.nvjpeg", package="torchvision", extra="nvjpeg")
     return torch.cuda.current_device()
 
@@ -80,7 +80,7 @@ class GpuJpegs:
 
     @cached_property
     def _decode(self) -> Decode:
-        return self._given or torchvision_decoder(self.device)
+        return self._given or nvjpeg(self.device)
 
     def _compare(
         self, pixels: Pixels, data: bytes, target: tuple[int, int], policy: DecodePolicy
@@ -93,9 +93,14 @@ class GpuJpegs:
             self._errors.append(float(difference.mean()))
 
 
-def torchvision_decoder(device: torch.device) -> Decode:
-    """nvJPEG through torchvision, which brim does not need otherwise."""
-    from torchvision.io import ImageReadMode, decode_jpeg
+def nvjpeg(device: torch.device) -> Decode:
+    """nvJPEG through torchcodec (from 0.16 on) or torchvision, whichever is there."""
+    try:
+        from torchcodec.decoders import decode_jpeg
+
+        return lambda data: decode_jpeg(data, mode="RGB", device=device)
+    except (ImportError, RuntimeError):  # too old, or for another torch
+        from torchvision.io import ImageReadMode, decode_jpeg
 
     def decode_one(data: bytes) -> torch.Tensor:
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)

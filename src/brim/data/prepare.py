@@ -61,6 +61,7 @@ def prepare(
         sources,
         tokens,
         config.decode,
+        sampling=config.sampling,
         cache=[cache or _beside(source) for source in sources],
         quarantine=bad,
         processes=usable_cores().whole,

@@ -5,8 +5,8 @@ its launch rate.  The unit of work is a sample, so one slow file delays its own 
 whoever finishes a row's last sample lays the row into its slot of the ring.
 
 From the trainer come ``("next", seconds waited)`` and ``("free", slot)``; to it go ``("row", …)``
-in order, ``("bad", what, hint)`` when bad samples are too many and ``("fail", traceback)`` for a
-bug.
+in order, ``("bad", what, hint)`` when bad samples are too many, ``("refused", what, hint)`` for
+what else the user has to change (a package that is missing) and ``("fail", traceback)`` for a bug.
 When the trainer is gone the connection ends and so does this process.
 """
 
@@ -33,6 +33,7 @@ from brim.data.plan import Plan, RowTask
 from brim.data.quarantine import Quarantine, TooManyBadSamples
 from brim.data.ring import MAX_THREADS, BlackBox, Ring, SlotWriter
 from brim.data.rows import Document, assemble
+from brim.errors import BrimError
 from brim.record.loader import LoaderLine, append
 
 _WINDOW_S = 2.0
@@ -205,6 +206,8 @@ class Engine:
                 self._sample(*found, guard)
         except TooManyBadSamples as error:
             self._send(("bad", error.args[0], error.hint))
+        except BrimError as error:
+            self._send(("refused", error.args[0], error.hint))
         except BaseException:
             self._send(("fail", traceback.format_exc()))
         finally:

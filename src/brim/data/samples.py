@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from brim.data.scan import Columns, Scan
 from brim.errors import InputError
 
 Ints = NDArray[np.int64]
+Column = NDArray[np.integer[Any]]
 
 
 @dataclass(slots=True)
@@ -33,7 +35,7 @@ class Samples:
     patch_squares: Ints
     """Σ patches² over the frames."""
     max_pixels: Ints
-    """The sample's own limit for its images (policy "shrink"); 0: the run's."""
+    """The sample's own limit for its pictures (policy "shrink"; see limited); 0: the run's."""
     cost: Numbers
     overlong: Counter[str] = field(default_factory=Counter)
     """Samples longer than a row, by what became of them."""
@@ -81,7 +83,7 @@ def _of_scan(
     source: int, columns: Columns, vision: Vision, cost: Cost, limit: int, overlong: Overlong
 ) -> Samples:
     owner = np.repeat(np.arange(len(columns.record)), columns.pictures)
-    pictures = _pictures(columns, vision)
+    pictures = _pictures(columns.height, columns.width, columns.frames, vision)
     count = len(columns.record)
 
     def per_sample(values: Ints) -> Ints:
@@ -102,7 +104,7 @@ def _of_scan(
         ):
             max_pixels[k], visual[k], patches[k], squares[k] = found
             length[k] = columns.text[k] + visual[k]
-            what = "images shrunk"
+            what = "pictures shrunk"
         elif overlong != "drop" and _can_cut(columns, k, int(length[k]), limit):
             length[k], what = limit, "text cut"
         keep[k] = what != "dropped"
@@ -123,16 +125,12 @@ def _of_scan(
     return Samples(**{n: getattr(samples, n)[keep] for n in names}, overlong=fate)
 
 
-def _pictures(columns: Columns, vision: Vision) -> _Pictures:
-    h, w = smart_resize_many(
-        columns.height.astype(np.int64), columns.width.astype(np.int64), vision
-    )
+def _pictures(heights: Column, widths: Column, frames: Column, vision: Vision) -> _Pictures:
+    h, w = smart_resize_many(heights.astype(np.int64), widths.astype(np.int64), vision)
     in_frame = (h // vision.patch) * (w // vision.patch)
     times = np.ones(len(h), np.int64)
-    for k in np.flatnonzero(columns.frames).tolist():
-        grid = video_grid(
-            int(columns.frames[k]), int(columns.height[k]), int(columns.width[k]), vision
-        )
+    for k in np.flatnonzero(frames).tolist():
+        grid = video_grid(int(frames[k]), int(heights[k]), int(widths[k]), vision)
         in_frame[k], times[k] = grid.h * grid.w, grid.t
     return _Pictures(in_frame // vision.merge**2 * times, in_frame * times, in_frame**2 * times)
 
@@ -142,42 +140,45 @@ def _shrunk(
 ) -> tuple[int, int, int, int] | None:
     """(pixel limit, visual tokens, patches, Σ patches²) with which the sample fits.
 
-    The largest one limit for all images of the sample, found by bisection over visual tokens per
-    image.  None where text or videos alone are too long, or the smallest images still are.
+    The largest one limit for all pictures of the sample, found by bisection over visual tokens per
+    picture.  None where the text alone is too long, or the smallest pictures still are.
     """
     last = first + int(columns.pictures[sample])
-    if last == first or columns.frames[first:last].any():
+    if last == first:
         return None
-    heights = columns.height[first:last].astype(np.int64)
-    widths = columns.width[first:last].astype(np.int64)
+    sizes = [column[first:last] for column in (columns.height, columns.width, columns.frames)]
 
-    def visual(limit: int) -> tuple[int, Ints]:
-        h, w = smart_resize_many(heights, widths, limited(vision, limit * vision.factor**2))
-        patches = (h // vision.patch) * (w // vision.patch)
-        return int(patches.sum()) // vision.merge**2, patches
+    def under(limit: int) -> _Pictures:
+        return _pictures(*sizes, limited(vision, limit * vision.factor**2))
 
-    low, high = 1, max(1, vision.max_pixels // vision.factor**2)
-    if visual(low)[0] > room:
+    largest = max(vision.max_pixels, vision.video_max_pixels // vision.temporal)
+    low, high = 1, max(1, largest // vision.factor**2)
+    if under(low).tokens.sum() > room:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if visual(middle)[0] <= room else (low, middle)
-    tokens, patches = visual(low)
-    return low * vision.factor**2, tokens, int(patches.sum()), int((patches**2).sum())
+        low, high = (middle, high) if under(middle).tokens.sum() <= room else (low, middle)
+    found = under(low)
+    tokens, patches, squares = (
+        int(column.sum()) for column in (found.tokens, found.patches, found.squares)
+    )
+    return low * vision.factor**2, tokens, patches, squares
 
 
 def limited(vision: Vision, max_pixels: int) -> Vision:
-    """The geometry with a sample's own limit of pixels; 0: unchanged."""
+    """The geometry with a sample's own limit; 0: unchanged.
+
+    A video may have as many visual tokens as an image of ``max_pixels``, all its frames together.
+    """
     if not max_pixels:
         return vision
-    return Vision(
-        patch=vision.patch,
-        merge=vision.merge,
-        temporal=vision.temporal,
-        min_pixels=min(vision.min_pixels, max_pixels),
-        max_pixels=max_pixels,
-        video_min_pixels=vision.video_min_pixels,
-        video_max_pixels=vision.video_max_pixels,
+    largest, video = min(vision.max_pixels, max_pixels), vision.temporal * max_pixels
+    return replace(
+        vision,
+        min_pixels=min(vision.min_pixels, largest),
+        max_pixels=largest,
+        video_min_pixels=min(vision.video_min_pixels, video),
+        video_max_pixels=min(vision.video_max_pixels, video),
     )
 
 

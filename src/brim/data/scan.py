@@ -27,19 +27,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from brim.data.chat import Conversation, Image, NothingToLearn, Video, name_of
+from brim.data.chat import Clip, Conversation, Image, NothingToLearn, Video, name_of
 from brim.data.decode import DecodePolicy, check_size
 from brim.data.geometry import check_aspect
+from brim.data.header import Header
 from brim.data.helper import start
 from brim.data.lines import Lines
 from brim.data.quarantine import BadSample, Quarantine
 from brim.data.sources import Source
 from brim.data.store import Stamp
 from brim.data.tokens import ChatTokens, Encoded
-from brim.errors import BrimError
+from brim.data.video import Sampling, chosen, has_files
+from brim.errors import BrimError, InputError
 from brim.files import write_atomic
 
-VERSION = 1
+VERSION = 2
 _CHUNK = 512
 _HEADER_THREADS = 8  # hides the latency of a disk or a network; the parsing itself is too short
 
@@ -66,7 +68,7 @@ class Columns:
     """Of each picture, upright, in its file."""
     width: NDArray[np.int32]
     frames: NDArray[np.int32]
-    """Of a video; 0 for an image."""
+    """Of a video, as many as are taken; 0 for an image."""
     size: NDArray[np.int64]
     """Bytes of its file; 0 for what cannot change by itself."""
     mtime: NDArray[np.int64]
@@ -166,6 +168,7 @@ def scan(
     tokens: ChatTokens,
     policy: DecodePolicy,
     *,
+    sampling: Sampling | None = None,
     cache: Sequence[Path],
     quarantine: Quarantine,
     processes: int,
@@ -175,10 +178,11 @@ def scan(
 
     Bad records go to ``quarantine``; raises TooManyBadSamples when they are too many.
     """
+    sampling = sampling or Sampling()
     total, done = sum(map(len, sources)), 0
     results = []
     for source, folder in zip(sources, cache, strict=True):
-        path = folder / f"scan-{_key(source, tokens, policy)}.npz"
+        path = folder / f"scan-{_key(source, tokens, policy, sampling)}.npz"
         start = done
 
         def report(count: int, start: int = start) -> None:
@@ -186,11 +190,12 @@ def scan(
 
         with _alone(folder):
             result = _load(path, source)
+            work = _Work(source, tokens, policy, sampling)
             if result is None:
-                result = _scan_source(source, tokens, policy, processes, report)
+                result = _scan_source(work, processes, report)
                 _save(path, result)
             elif changed := _changed(source, result.columns):
-                _rescan(result, changed, _Work(source, tokens, policy))
+                _rescan(result, changed, work)
                 _save(path, result)
         done += len(source)
         progress(done, total)
@@ -219,6 +224,7 @@ class _Work:
     source: Source
     tokens: ChatTokens
     policy: DecodePolicy
+    sampling: Sampling
 
     def scan(self, records: Sequence[int]) -> Scan:
         """Scan some records of the source."""
@@ -227,11 +233,13 @@ class _Work:
         for number in records:
             try:
                 conversation = self.source.conversation(number)
+                if has_files(conversation):
+                    conversation = chosen(conversation, self.source.store, self.sampling)
                 read.append((number, conversation, self.tokens.encode(conversation)))
             except NothingToLearn as skip:
                 result.skipped[skip.kind] += 1
             except BadSample as bad:
-                result.bad.append(Bad(number, bad.kind, bad.reason))
+                result.bad.append(Bad(number, bad.kind, bad.reason, bad.image))
             if isinstance(self.source.records, Lines):
                 result.notes.update(self.source.records.oddities(number))
         pictures = self._headers([c for _, c, _ in read])
@@ -267,6 +275,8 @@ class _Work:
         return tuple(found)
 
     def _picture(self, part: Image | Video) -> _Picture:
+        if isinstance(part, Video) and part.clip is not None:
+            return self._clip(part, part.clip)
         first = part.ref if isinstance(part, Image) else part.frames[0]
         header, stamp = self.source.store.header(first)
         check_size(header, self.policy)
@@ -276,6 +286,13 @@ class _Work:
         if frames == 1:
             raise BadSample("video.too-short", "a video of 1 frame; at least 2 are needed")
         return _Picture(name_of(part), height, width, frames, stamp)
+
+    def _clip(self, part: Video, clip: Clip) -> _Picture:
+        check_size(Header("video", clip.width, clip.height), self.policy)
+        check_aspect(clip.height, clip.width)
+        assert part.file is not None
+        stamp = self.source.store.stamp(part.file) or Stamp(0, 0)
+        return _Picture(name_of(part), clip.height, clip.width, len(clip.frames), stamp)
 
 
 def _sample(number: int, encoded: Encoded, pictures: tuple[_Picture, ...]) -> _Sample:
@@ -291,7 +308,19 @@ def serve(connection: Connection) -> None:
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         work: _Work = connection.recv()
         while True:
-            connection.send(work.scan(connection.recv()))
+            try:
+                answer: Scan | _Refused = work.scan(connection.recv())
+            except BrimError as error:
+                answer = _Refused(str(error.args[0]), error.hint)
+            connection.send(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A scanning process met what the user has to change: a package that is missing, say."""
+
+    what: str
+    hint: str
 
 
 def _scan_in_processes(
@@ -311,7 +340,10 @@ def _scan_in_processes(
             while number not in done:
                 for ready in connections_ready(list(at)):
                     assert isinstance(ready, Connection)
-                    done[at.pop(ready)] = ready.recv()
+                    answer: Scan | _Refused = ready.recv()
+                    if isinstance(answer, _Refused):
+                        raise InputError(answer.what, hint=answer.hint)
+                    done[at.pop(ready)] = answer
                     if (following := next(waiting, None)) is not None:
                         at[ready], _ = following
                         ready.send(following[1])
@@ -327,14 +359,8 @@ def _scan_in_processes(
             process.wait()
 
 
-def _scan_source(
-    source: Source,
-    tokens: ChatTokens,
-    policy: DecodePolicy,
-    processes: int,
-    report: Callable[[int], None],
-) -> Scan:
-    work = _Work(source, tokens, policy)
+def _scan_source(work: _Work, processes: int, report: Callable[[int], None]) -> Scan:
+    source = work.source
     chunks = [range(at, min(at + _CHUNK, len(source))) for at in range(0, len(source), _CHUNK)]
     parts = []
     if processes < 2 or len(chunks) < 4:  # a new process costs a second
@@ -357,7 +383,7 @@ def _joined(parts: Sequence[Scan]) -> Scan:
     return result
 
 
-def _key(source: Source, tokens: ChatTokens, policy: DecodePolicy) -> str:
+def _key(source: Source, tokens: ChatTokens, policy: DecodePolicy, sampling: Sampling) -> str:
     """Of all that a scan depends on."""
     parts = (
         VERSION,
@@ -366,6 +392,7 @@ def _key(source: Source, tokens: ChatTokens, policy: DecodePolicy) -> str:
         source.store.root,
         policy.max_file_pixels,
         policy.rotate,
+        sampling,
     )
     return xxhash.xxh3_64_hexdigest(repr(parts).encode())
 

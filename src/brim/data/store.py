@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from brim.data.chat import Ref
 from brim.data.header import HEAD, Header, fast_header, read_header
@@ -59,6 +59,20 @@ class Store:
         if self._is_local(ref):
             return _guarded(ref, lambda: self._read_file(self._path(ref), self.max_bytes))
         return self._read_remote(ref, None)
+
+    def video(self, ref: Ref) -> str | bytes | BinaryIO:
+        """A video file to open: its local path, a stream of a remote one, or bytes.
+
+        Raises BadSample.  A stream reads what is asked for, not the whole file.
+        """
+        if isinstance(ref, bytes):
+            return ref
+        if self._is_local(ref):
+            return str(_guarded(ref, lambda: self._checked(self._path(ref))))
+        if ref.startswith(("data:", "http:", "https:")):
+            return self._read_remote(ref, None)
+        stream: BinaryIO = _guarded(ref, lambda: _open_fsspec(self._remote(ref)))
+        return stream
 
     def header(self, ref: Ref) -> tuple[Header, Stamp]:
         """The header and the stamp of a picture, reading as little as tells it."""
@@ -113,6 +127,13 @@ class Store:
         return header, Stamp(status.st_size, status.st_mtime_ns)
 
     @staticmethod
+    def _checked(path: str) -> str:
+        """A regular file's path; its size is no matter, for it is not read whole."""
+        fd, _ = _open(path, 1 << 62)
+        os.close(fd)
+        return path
+
+    @staticmethod
     def _read_file(path: str, limit: int) -> bytes:
         fd, status = _open(path, limit)
         try:
@@ -131,13 +152,17 @@ class Store:
                 max_bytes=self.max_bytes,
                 timeout_s=self.timeout_s,
             )
+        url = self._remote(ref)
+        return _guarded(ref, lambda: _read_fsspec(url, head or self.max_bytes + 1, self.max_bytes))
+
+    def _remote(self, ref: str) -> str:
+        """The URL of a file under a root that is one."""
         url = ref if "://" in ref else f"{self._real_root}/{ref}"
         if "://" not in self._real_root or not url.startswith(self._real_root + "/"):
-            shown = "file" if scheme == "file" else scheme
-            raise BadSample("image.url", f"{shown}:// is not accepted")
+            raise BadSample("image.url", f"{ref.partition(':')[0]}:// is not accepted")
         if ".." in url.split("/"):
             raise BadSample("image.path", f"outside the image root {self._real_root}")
-        return _guarded(ref, lambda: _read_fsspec(url, head or self.max_bytes + 1, self.max_bytes))
+        return url
 
 
 @lru_cache(maxsize=65_536)
@@ -199,6 +224,14 @@ def _read_fsspec(url: str, wanted: int, limit: int) -> bytes:
     if len(data) > limit:
         raise BadSample("image.path", f"more than {limit} bytes")
     return data
+
+
+def _open_fsspec(url: str) -> BinaryIO:
+    import fsspec
+
+    fs, path = fsspec.core.url_to_fs(url)
+    stream: BinaryIO = fs.open(path, "rb")
+    return stream
 
 
 def default_root(annotation: Path) -> str:

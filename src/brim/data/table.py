@@ -130,9 +130,10 @@ def _load(name: str, split: str) -> Any:
 
 
 def _encoded(datasets: Any, feature: Any) -> Any:
-    """The same features with every image left as its file's bytes."""
-    if isinstance(feature, datasets.Image):
-        return datasets.Image(decode=False)
+    """The same features with every image and video left as its file's bytes."""
+    for kind in (datasets.Image, datasets.Video):
+        if isinstance(feature, kind):
+            return kind(decode=False)
     if isinstance(feature, datasets.Features):
         return datasets.Features({k: _encoded(datasets, v) for k, v in feature.items()})
     if isinstance(feature, dict):

@@ -1,8 +1,9 @@
 """WebDataset: tar files whose members with one name up to the first dot are one sample.
 
 ``000.json`` holds the conversation (any dialect of :mod:`brim.data.chat`), ``000.jpg``,
-``000.1.png`` … its pictures in the order of their names; or ``000.txt`` is a caption of the
-picture.  The tar is indexed once by its headers and then read by offset, in any order.
+``000.1.png`` … its pictures and ``000.mp4`` … its videos in the order of their names; or
+``000.txt`` is a caption of the picture.  The tar is indexed once by its headers and then read by
+offset, in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from brim.data.quarantine import BadSample, Where
 from brim.errors import InputError
 
 _PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif"})
+_VIDEOS = frozenset({"mp4", "mov", "webm", "mkv", "avi", "mpg", "mpeg"})
 CAPTION_PROMPT = "Describe the image."
+VIDEO_PROMPT = "Describe the video."
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class _Sample:
     """(json or txt, offset, size)."""
     pictures: list[tuple[str, int, int]] = field(default_factory=list)
     """(member name, offset, size), sorted by name."""
+    videos: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 class Tar:
@@ -64,13 +68,15 @@ class Tar:
         kind, offset, size = sample.text
         text = self._read(offset, size)
         pictures = [self._read(at, length) for _, at, length in sample.pictures]
+        videos = [self._read(at, length) for _, at, length in sample.videos]
         if kind == "txt":
-            return _caption(text, pictures)
+            return _caption(text, pictures, videos)
         record = loads(text)
-        if isinstance(record, dict) and pictures:
-            # names inside the record mean members of the tar; their bytes take their place
-            record = {k: v for k, v in record.items() if k not in ("image", "images")}
-            record["images"] = pictures
+        for name, members in (("image", pictures), ("video", videos)):
+            if isinstance(record, dict) and members:
+                # names inside the record mean members of the tar; their bytes take their place
+                record = {k: v for k, v in record.items() if k not in (name, f"{name}s")}
+                record[f"{name}s"] = members
         return record
 
     def fingerprint(self) -> str:
@@ -91,6 +97,7 @@ class Tar:
         found = [s for s in samples.values() if s.text is not None]
         for sample in found:
             sample.pictures.sort()
+            sample.videos.sort()
         return found
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -117,18 +124,22 @@ def _add(samples: dict[str, _Sample], member: tarfile.TarInfo) -> None:
             sample.text = (extension, *place)
     elif extension.rpartition(".")[2] in _PICTURES:
         sample.pictures.append((member.name, *place))
+    elif extension.rpartition(".")[2] in _VIDEOS:
+        sample.videos.append((member.name, *place))
 
 
-def _caption(text: bytes, pictures: list[bytes]) -> dict[str, Any]:
+def _caption(text: bytes, pictures: list[bytes], videos: list[bytes]) -> dict[str, Any]:
     try:
         caption = text.decode().strip()
     except UnicodeDecodeError:
         raise BadSample("json.utf8", "the caption is no UTF-8") from None
-    user = "<image>" * len(pictures) + CAPTION_PROMPT
+    prompt = VIDEO_PROMPT if videos else CAPTION_PROMPT
+    user = "<image>" * len(pictures) + "<video>" * len(videos) + prompt
     return {
         "messages": [
             {"role": "user", "content": user},
             {"role": "assistant", "content": caption},
         ],
         "images": pictures,
+        "videos": videos,
     }

@@ -110,7 +110,8 @@ class ChatTokens:
         return xxhash.xxh3_64_hexdigest((self.folder / "tokenizer.json").read_bytes())
 
     def encode(self, conversation: Conversation) -> Encoded:
-        """Token ids of a conversation.  Raises BadSample for a video without its frames."""
+        """Token ids of a conversation.  Raises BadSample for a video without its frames (those of
+        a file are to be chosen before: :func:`brim.data.video.chosen`)."""
         writer = _Writer(self)
         for turn in conversation.turns:
             self._write_turn(writer, turn)
@@ -180,8 +181,10 @@ class ChatTokens:
 
 
 def _frame_times(video: Video) -> list[float]:
+    if video.clip is not None:
+        return timestamps(video.clip.frames, video.clip.fps)
     if not video.frames:
-        raise BadSample("video.file", "a video file; give the list of its frames instead")
+        raise BadSample("video.empty", "a video without frames")
     return timestamps(range(len(video.frames)), video.fps or 2.0)
 
 

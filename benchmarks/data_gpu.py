@@ -43,7 +43,7 @@ from tests.data.pictures import picture  # noqa: E402
 from brim.data.config import DataConfig  # noqa: E402
 from brim.data.decode import decode  # noqa: E402
 from brim.data.loader import Loader  # noqa: E402
-from brim.data.nvjpeg import torchvision_decoder  # noqa: E402
+from brim.data.nvjpeg import nvjpeg  # noqa: E402
 from brim.data.pixels import (  # noqa: E402
     cut,
     kernel,
@@ -212,13 +212,13 @@ def prepared_set(model: str | None, folder: Path, images: int) -> Prepared:
     return prepare(config, model)
 
 
-def section_rows(prepared: Prepared, folder: Path, device: str, args: Any, nvjpeg: bool) -> Figures:
+def section_rows(prepared: Prepared, folder: Path, device: str, args: Any, on_gpu: bool) -> Figures:
     """From files to the device, as fast as they come and beside steps."""
-    config = dataclasses.replace(prepared.config, nvjpeg=nvjpeg)
+    config = dataclasses.replace(prepared.config, nvjpeg=on_gpu)
     prepared = dataclasses.replace(prepared, config=config)
     found: Figures = {}
     for name, step_s in (("as_fast_as_possible", 0.0), (f"steps_of_{args.step:g}_s", args.step)):
-        records = folder / f"{name}-{nvjpeg}"
+        records = folder / f"{name}-{on_gpu}"
         records.mkdir()
         with Loader(prepared, run_dir=records, whole=device != "cpu") as loader:
             found[name] = drain(loader, device, args.seconds, step_s)
@@ -317,7 +317,7 @@ def section_nvjpeg(folder: Path, count: int) -> Figures:
     except (ImportError, RuntimeError) as error:
         return {"torchvision": f"not here: {error}"}
     files = [file.read_bytes() for file in sorted(folder.glob("*.jpg"))[:count]]
-    one = torchvision_decoder(torch.device("cuda"))
+    one = nvjpeg(torch.device("cuda"))
     data = [torch.frombuffer(bytearray(f), dtype=torch.uint8) for f in files]
     found = {}
     for name, work in (
@@ -365,7 +365,7 @@ def measure(args: Any) -> Figures:
         folder = Path(name)
         prepared = prepared_set(args.model, folder, args.images)
         found["equality"]["rows"] = section_rows_equal(prepared, device, 2 if args.dry else 24)
-        found["rows"] = section_rows(prepared, folder, device, args, nvjpeg=False)
+        found["rows"] = section_rows(prepared, folder, device, args, False)
         if not args.dry:
             found["copy"] = section_copy(256 << 20)
             found["nvjpeg"] = section_nvjpeg(folder, 32)

@@ -10,13 +10,8 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
-from brim.model.geometry import (
-    boundaries,
-    document_positions,
-    interpolation,
-    patch_positions,
-    vision_arrays,
-)
+from brim.data.indices import interpolation, patch_positions
+from brim.model.geometry import boundaries, document_positions, vision_arrays
 
 SIDES = st.integers(1, 30).map(lambda n: 2 * n)
 
@@ -27,11 +22,11 @@ def test_positions_and_interpolation_equal_transformers_to_the_bit(
 ) -> None:
     grid = torch.tensor([[1, height, width]])
     expected = get_vision_position_ids(grid, 2).numpy()
-    assert np.array_equal(patch_positions(height, width), expected)
+    assert np.array_equal(patch_positions(height, width, 2), expected)
     their_rows, their_weights = get_vision_interpolation_indices_and_weights(
         grid, num_grid_per_side=side, align_corners=True, spatial_merge_size=2
     )
-    rows, weights = interpolation(height, width, side)
+    rows, weights = interpolation(height, width, 2, side)
     assert np.array_equal(rows, their_rows.numpy())
     assert np.array_equal(weights, their_weights.numpy())
 
@@ -48,7 +43,7 @@ def test_vision_rows_fill_their_bucket_and_frames_keep_their_rows(
     starts = arrays["vision_cu_seqlens"]
     for (height, width), start in zip(grids, starts, strict=False):
         piece = arrays["vision_positions"][start : start + height * width]
-        assert np.array_equal(piece, patch_positions(height, width))
+        assert np.array_equal(piece, patch_positions(height, width, 2))
     assert not arrays["vision_interp_weights"][real:].any()
 
 
@@ -69,21 +64,3 @@ def test_boundaries_start_at_zero_and_are_int32() -> None:
 def test_a_bucket_that_halves_a_visual_token_is_refused() -> None:
     with pytest.raises(AssertionError, match="halves"):
         vision_arrays([(2, 2)], bucket=6)
-
-
-@given(
-    parts=st.lists(st.one_of(st.integers(1, 5), st.tuples(SIDES, SIDES)), min_size=1, max_size=6)
-)
-def test_the_loader_makes_the_same_positions_and_blends(
-    parts: list[int | tuple[int, int]],
-) -> None:
-    from brim.data import indices
-    from brim.data.geometry import Grid
-
-    theirs = [p if isinstance(p, int) else Grid(1, *p) for p in parts]
-    assert np.array_equal(document_positions(parts), indices.document_positions(theirs, 2))
-    for part in parts:
-        if not isinstance(part, int):
-            assert np.array_equal(patch_positions(*part), indices.patch_positions(*part, 2))
-            for a, b in zip(interpolation(*part), indices.interpolation(*part, 2), strict=True):
-                assert np.array_equal(a, b)

@@ -94,7 +94,7 @@ class PackedBatch:
     """(P, 2) int32: patch row and column inside its frame; 0 in the padding."""
     vision_interp_indices: torch.Tensor
     """(P, 4) int64: rows of the position table (48 × 48, row-major) to blend; 0 in the padding.
-    See :func:`brim.model.geometry.interpolation`."""
+    See :func:`brim.data.indices.interpolation`."""
     vision_interp_weights: torch.Tensor
     """(P, 4) float32: their bilinear weights (align_corners); 0 in the padding."""
     splice_rows: torch.Tensor

@@ -76,7 +76,7 @@ class FakeLoader:
 
     started: ClassVar[list[int]] = []
 
-    def __init__(self, prepared: Any, *, state: Any, run_dir: Any, whole: bool) -> None:
+    def __init__(self, prepared: Any, *, state: Any, whole: bool, **ranks: Any) -> None:
         assert not whole  # a CPU gets its pictures cut
         self.step, self.row, self.closed = state["step"], 0, False
         self.started.append(self.step)
@@ -97,7 +97,9 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> LoadedRows:
     FakeLoader.started = []
     monkeypatch.setattr("brim.train.source.Loader", FakeLoader)
     monkeypatch.setattr("brim.train.source.fingerprint", lambda plan: "same")
-    plan = SimpleNamespace(locate=lambda step: (0, step), starts=[0], steps=lambda epochs: 9)
+    plan = SimpleNamespace(
+        locate=lambda step: (0, step), starts=[0], steps=lambda epochs: 9, rows_per_step=2
+    )
     config = SimpleNamespace(rows_per_step=2)
     prepared: Any = SimpleNamespace(plan=plan, config=config, vision=Vision())
     loaded = LoadedRows(prepared, torch.device("cpu"), epochs=1)

@@ -32,7 +32,8 @@ def render(ladder: Ladder, console: Console) -> None:
         paper.line(paper.text(title, "bold"))
         for name, text in entries:
             paper.line(paper.text(name, "cyan"), indent=2)
-            paper.line(paper.text(text), indent=4)
+            for line in text.split("\n"):
+                paper.line(paper.text(line), indent=4)
     paper.blank()
     for note in rows.notes(ladder):
         paper.line(paper.text(note, "dim"), mark=paper.text("note:", "dim"))
@@ -41,7 +42,7 @@ def render(ladder: Ladder, console: Console) -> None:
 def _sections(ladder: Ladder) -> list[tuple[str, list[tuple[str, str]]]]:
     """What is neither picture nor figures: title, and (name, text) of each entry."""
     every = (
-        ("kept", [(words.clean(r.words), "; ".join(rows.details(r))) for r in ladder.rungs]),
+        ("kept", rows.kept(ladder)),
         ("tried and undone", [rows.undone(r) for r in ladder.rejected]),
         ("the change to make", rows.change(ladder)),
         ("what remains", rows.remaining(ladder)),

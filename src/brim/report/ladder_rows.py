@@ -44,7 +44,8 @@ def verdict(ladder: Ladder) -> str:
     counted = f"{_count(len(ladder.rungs), 'change')} kept, {len(ladder.rejected)} undone"
     ended = _ENDED[ladder.ended]
     if not ladder.rungs:
-        return f"Nothing is kept: {ended} ({counted})."
+        tried = f"{_count(len(ladder.rejected), 'change')} tried and undone"
+        return f"Nothing is kept: {ended.removesuffix(' any more')} ({tried})."
     if ladder.total is None:
         return f"{counted}: {ended}."
     steps = _steps(ladder)
@@ -125,6 +126,14 @@ def _cells(figures: Figures, names: Sequence[str]) -> list[str]:
     return [
         "–" if value is None else words.figure(name, value)[1]
         for name, value in zip(names, values, strict=True)
+    ]
+
+
+def kept(ladder: Ladder) -> list[tuple[str, str]]:
+    """(number and name of a rung, what stands under it)."""
+    return [
+        (f"{number}  {words.clean(rung.words)}", "; ".join(details(rung)))
+        for number, rung in enumerate(ladder.rungs, 1)
     ]
 
 

@@ -57,6 +57,20 @@ def test_a_job_without_a_seed_is_compared_as_a_whole() -> None:
     assert compare([_dice(1), _dice(2)], _dice(3, shift=1.0), "same").same is False
 
 
+def test_a_faster_run_that_came_further_down_the_curve_is_no_other_loss() -> None:
+    dice = random.Random(4)
+    curves = [
+        {n: 0.9**n * (1 + dice.gauss(0, 0.2)) for n in range(steps)} for steps in (40, 40, 300)
+    ]
+    assert compare(curves[:2], curves[2], "same").same is True
+
+
+def test_two_unseeded_runs_tell_how_far_a_third_may_lie_from_them() -> None:
+    before = [dict.fromkeys(range(40), level) for level in (1.0, 1.2)]
+    assert compare(before, dict.fromkeys(range(40), 1.3), "same").same is True
+    assert compare(before, dict.fromkeys(range(40), 2.0), "same").same is False
+
+
 def test_a_knob_that_draws_other_numbers_is_compared_as_a_whole() -> None:
     before, after = _dice(1), _dice(2)
     assert compare([before, before], after, "same").same is False

@@ -30,7 +30,9 @@ COMPARED: Final = 20
 BEGINNING: Final = 5
 """First steps that tell whether a job is seeded; one alone may agree by chance."""
 APART: Final = 4.0
-"""Standard errors between two distributions that differ."""
+"""Standard errors between two distributions that differ,"""
+AS_A_WHOLE: Final = 0.1
+"""and the least relative difference between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def compare(before: Sequence[Losses], after: Losses, numbers: Numbers) -> Compar
     seeded = _seeded(runs, common)
     found = _by_step(runs, after, common) if seeded else None
     if found is None or (found.same is False and numbers == "draws"):
-        return _as_a_whole(runs, after, seeded=seeded)
+        return _as_a_whole(runs, after, common, seeded=seeded)
     return found
 
 
@@ -103,18 +105,30 @@ def _by_step(runs: Sequence[Losses], after: Losses, common: Sequence[int]) -> Co
     return Comparison(True, f"equal to {max(worst, 1e-7):.1g} in {len(compared)} steps")
 
 
-def _as_a_whole(runs: Sequence[Losses], after: Losses, *, seeded: bool) -> Comparison:
-    """Means of the losses; of steps that drift, each run's own trend is part of the spread."""
+def _as_a_whole(
+    runs: Sequence[Losses], after: Losses, common: Sequence[int], *, seeded: bool
+) -> Comparison:
+    """Means over the steps that all runs have: a faster run has come further down the curve.
+
+    Steps of a curve are not independent, so that their spread alone would call every second
+    unseeded run another one; runs of one setting, and a floor, bound what is no difference.
+    """
     why = "random numbers are drawn in another order" if seeded else "the job is not seeded"
-    one = [v for run in runs for v in run.values() if v is not None]
-    two = [v for v in after.values() if v is not None]
-    if min(len(one), len(two)) < 5:
+    means = [_mean(run, common) for run in runs]
+    before, now = statistics.fmean(means), _mean(after, common)
+    if len(common) < 5:
         return Comparison(None, f"too few losses to compare: {why}")
-    error = math.sqrt(statistics.variance(one) / len(one) + statistics.variance(two) / len(two))
-    apart = abs(statistics.fmean(one) - statistics.fmean(two))
-    means = f"mean loss {statistics.fmean(two):.4g} against {statistics.fmean(one):.4g}"
-    differs = apart > APART * error and apart > AT_MOST * abs(statistics.fmean(one))
-    return Comparison(not differs, f"{means}, compared as a whole: {why}")
+    spread = [_value(runs[0], n) for n in common]
+    error = statistics.stdev(spread) * math.sqrt(2 / len(common))
+    usual = max(
+        APART * error, REPEATED * (max(means) - min(means)), AS_A_WHOLE * max(abs(before), 1e-6)
+    )
+    said = f"mean loss {now:.4g} against {before:.4g}"
+    return Comparison(abs(now - before) <= usual, f"{said}, compared as a whole: {why}")
+
+
+def _mean(run: Losses, common: Sequence[int]) -> float:
+    return statistics.fmean(_value(run, n) for n in common)
 
 
 def _lossy(before: Losses, after: Losses, common: Sequence[int]) -> str:

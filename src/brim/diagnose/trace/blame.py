@@ -12,11 +12,13 @@ calls, Python between them) is *ordinary*, and ordinary idleness has two explana
   ordinary and the unexplained gaps after it are charged to it, up to its debt, until the host is
   ahead again.
 
-A synchronisation whose queue does not run dry therefore costs nothing.
+A synchronisation whose queue does not run dry therefore costs nothing.  And what is ordinary inside
+one operation that runs in a slow implementation is that operation's: ``compute.slow-kernel``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +34,9 @@ START_UP: Final = "start-up"
 """Not a cause: the time of calls that are slow once (a module's first launch)."""
 MEMORY: Final = "memory"
 """Not yet a cause: time in device allocation, told apart later by its pattern."""
+
+SLOW: Final = "compute.slow-kernel"
+"""Ordinary idleness inside one operation that launches hundreds of kernels."""
 
 SHORT_NS: Final = 30_000
 """A kernel that is queued starts within this; the peers draw the same line."""
@@ -80,11 +85,21 @@ class Blame:
         return {cause: ns for cause, ns in sums.items() if ns}
 
 
-def blame(device: DeviceSide, host: HostSide, low: int, high: int) -> Blame:
-    """Causes of the device's idle time in ``[low, high)`` ns."""
+def blame(
+    device: DeviceSide,
+    host: HostSide,
+    low: int,
+    high: int,
+    *,
+    slow: Mapping[int, Spans] | None = None,
+) -> Blame:
+    """Causes of the device's idle time in ``[low, high)`` ns.
+
+    ``slow``: thread → the moments inside operations of a slow implementation.
+    """
     gaps = device.lanes.busy.gaps(low, high)
-    held = _held(device, host, gaps)
-    by: dict[str, Int64] = {}
+    held = _held(device, host, gaps, slow or {})
+    by: dict[str, Int64] = {SLOW: held.slow}
     for state, ns in held.states.items():
         _add(by, _CAUSE[state], ns)
     charges, charged = _charge(device, host, held)
@@ -110,14 +125,18 @@ class _Held:
     """When the call started that ends the gap (the gap's end where no call is known)."""
     states: dict[State, Int64]
     ordinary: Int64
+    slow: Int64
+    """Ordinary, but inside an operation of a slow implementation."""
     unknown: Int64
 
 
-def _held(device: DeviceSide, host: HostSide, gaps: Spans) -> _Held:
+def _held(
+    device: DeviceSide, host: HostSide, gaps: Spans, slow_paths: Mapping[int, Spans]
+) -> _Held:
     threads, launched, until = _feeders(device, host, gaps)
     zeros = np.zeros(len(gaps), np.int64)
     states = {state: zeros.copy() for state in _CAUSE}
-    ordinary = zeros.copy()
+    ordinary, slow = zeros.copy(), zeros.copy()
     for thread in np.unique(threads[threads >= 0]):
         rows = np.flatnonzero(threads == thread)
         start, end = gaps.start[rows], until[rows]
@@ -127,13 +146,15 @@ def _held(device: DeviceSide, host: HostSide, gaps: Spans) -> _Held:
             last = gaps.end[rows] if state in _BLOCKED else end
             states[state][rows] = layers[state].overlap(start, last)
         ordinary[rows] = _plain(layers, start, end)
+        slow[rows] = slow_paths.get(int(thread), Spans()).overlap(start, gaps.end[rows])
     _split_reads(states)
     rest = gaps.end - until
     blocked = sum((states[state] for state in _BLOCKED), np.zeros_like(rest))
     ordinary += np.where((threads >= 0) & (rest <= SHORT_NS) & (blocked == 0), rest, 0)
     ordinary[_inside_one_launch(device, gaps)] = 0  # no host could have shortened it
     explained = sum(states.values(), ordinary.copy())
-    return _Held(gaps, launched, states, ordinary, gaps.lengths - explained)
+    slow = np.minimum(slow, ordinary)
+    return _Held(gaps, launched, states, ordinary - slow, slow, gaps.lengths - explained)
 
 
 def _inside_one_launch(device: DeviceSide, gaps: Spans) -> npt.NDArray[np.bool_]:

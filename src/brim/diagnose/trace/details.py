@@ -12,14 +12,15 @@ import numpy as np
 from brim.diagnose.trace.comm import align, bus_bandwidth
 from brim.diagnose.trace.findings import Job, shorten
 from brim.diagnose.trace.kernels import Kind, classify
-from brim.diagnose.trace.losses import Group, groups
 from brim.diagnose.trace.modules import module_rows
 from brim.diagnose.trace.rank import Rank
+from brim.diagnose.trace.roofline import Call, reached
 from brim.diagnose.trace.segments import timeline_rows
 from brim.diagnose.trace.steps import Step
 from brim.diagnose.trace.tables import (
     MAX_KERNELS,
     MAX_MODULES,
+    Bound,
     CollRow,
     KernelRow,
     KindRow,
@@ -57,8 +58,9 @@ class _Sum:
     flops: float = 0.0
     n_bytes: float = 0.0
     known_ns: int = 0
-    roof_ns: float = 0.0
-    bound: str = ""
+    """Time of the calls whose work is known."""
+    roofed: list[Call] = field(default_factory=list)
+    bounds: Counter[Bound] = field(default_factory=Counter)
     operations: Counter[str] = field(default_factory=Counter)
 
 
@@ -66,8 +68,8 @@ def kernel_rows(job: Job) -> list[KernelRow]:
     sums: dict[str, _Sum] = defaultdict(_Sum)
     for rank in job.ranks:
         _count_kernels(rank, sums)
-        for group in groups(rank.kernels):
-            _count_work(rank, group, sums)
+        for call in rank.calls_with_sizes:
+            _count_work(rank, call, sums)
     whole = _whole(job)
     longest = sorted(sums.items(), key=lambda item: -item[1].ns)[:MAX_KERNELS]
     return [_kernel_row(name, total, whole) for name, total in longest]
@@ -86,21 +88,23 @@ def _count_kernels(rank: Rank, sums: dict[str, _Sum]) -> None:
         total.ns += int(ns)
 
 
-def _count_work(rank: Rank, group: Group, sums: dict[str, _Sum]) -> None:
-    """Give an operation's work to the kernel that takes most of its time."""
-    table = rank.kernels
-    names = rank.trace.device.name[table.rows[group.members]]
-    time = np.bincount(names, table.ns[group.members].astype(np.float64))
-    main = int(np.argmax(time))
-    total = sums[rank.trace.names[main]]
-    total.operations[f"{group.operation} {shorten(group.dims, 60)}"] += group.ns
-    if group.work is not None:
-        total.flops += group.work.flops * group.calls
-        total.n_bytes += group.work.n_bytes * group.calls
-        total.known_ns += int(time[main])
-        if group.attainable is not None:
-            total.roof_ns += group.attainable * group.ns
-            total.bound = group.bound
+def _count_work(rank: Rank, call: Call, sums: dict[str, _Sum]) -> None:
+    """Give a call to its kernels, and its work to the longest of them."""
+    table, trace = rank.kernels, rank.trace
+    dims = trace.dims[int(trace.host.dims[call.row])]
+    operation = f"{table.operation_name(call.row)} {shorten(dims, 60)}"
+    names = trace.device.name[table.rows[call.members]]
+    for name, ns in zip(names, table.ns[call.members], strict=True):
+        sums[trace.names[name]].operations[operation] += int(ns)
+    if call.work is None:
+        return
+    total = sums[trace.names[trace.device.name[table.rows[call.main]]]]
+    total.flops += call.work.flops
+    total.n_bytes += call.work.n_bytes
+    total.known_ns += call.ns
+    if call.roof_ns is not None:
+        total.roofed.append(call)
+        total.bounds[call.bound] += call.ns
 
 
 def _kernel_row(name: str, total: _Sum, whole: float) -> KernelRow:
@@ -118,8 +122,8 @@ def _kernel_row(name: str, total: _Sum, whole: float) -> KernelRow:
         op=total.operations.most_common(1)[0][0] if total.operations else "",
         flops_per_s=total.flops / seconds if seconds else None,
         bytes_per_s=total.n_bytes / seconds if seconds else None,
-        attainable=total.roof_ns / total.known_ns if total.roof_ns and seconds else None,
-        bound=total.bound if total.roof_ns else "",  # type: ignore[arg-type]
+        attainable=reached(total.roofed),
+        bound=total.bounds.most_common(1)[0][0] if total.bounds else "",
     )
 
 

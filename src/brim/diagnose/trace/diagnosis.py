@@ -109,7 +109,7 @@ def _with_stragglers(job: Job, position: int, shares: Shares) -> Shares:
     return out
 
 
-_PROFILED = ("host.launch", "host.sync", UNKNOWN)
+_PROFILED = ("host.launch", "compute.slow-kernel", "host.sync", UNKNOWN)
 
 
 def _without_profiler(rank: Rank, context: TraceContext) -> Shares:
@@ -122,7 +122,7 @@ def _without_profiler(rank: Rank, context: TraceContext) -> Shares:
     excess = max(0.0, 1.0 - ordinary)
     out = dict(rank.shares)
     for cause in _PROFILED:
-        for key in [key for key in out if key[1] == cause]:
+        for key in [key for key in out if key[1] == cause and key[0] in _NOT_BUSY]:
             cut = min(out[key], excess)
             out[key] -= cut
             excess -= cut

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from brim.diagnose.causes import REPORTED_FROM, family
-from brim.diagnose.trace.blame import SHORT_NS
+from brim.diagnose.trace.blame import SHORT_NS, SLOW
 from brim.diagnose.trace.comm import Straggling
 from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.host import State
@@ -107,6 +107,8 @@ def _where(rank: Rank, cause: str) -> Where | None:
     """The line that holds the host up most for this cause."""
     if cause in rank.context.places:
         return rank.context.places[cause]
+    if cause == SLOW:
+        return _slow_line(rank)
     if family(cause) not in ("input", "host", "memory", "transfer") or cause == "host.launch":
         return None
     host, thread = rank.host.events, rank.host.loop_thread
@@ -124,6 +126,20 @@ def _where(rank: Rank, cause: str) -> Where | None:
     ns = sum((rank.blame.by[label] for label in labels), np.zeros(len(rank.blame.gaps), np.int64))
     middle = (rank.blame.gaps.start + rank.blame.gaps.end) // 2
     return rank.lines.most(thread, middle[ns > 0], ns[ns > 0])
+
+
+def _slow_line(rank: Rank) -> Where | None:
+    """The line whose slow calls take most of the host's time (a backward's thread has none)."""
+    host = rank.host.events
+    rows = np.array([call.row for call in rank.slow.calls], np.int64)
+    found = {}
+    for thread in np.unique(host.thread[rows]).tolist():
+        mine = rows[host.thread[rows] == thread]
+        time = host.end[mine] - host.start[mine]
+        place = rank.lines.most(thread, host.start[mine], time)
+        if place is not None:
+            found[place] = int(time.sum())
+    return max(found, key=lambda place: found[place]) if found else None
 
 
 def _evidence(job: Job, rank: Rank, cause: str) -> list[str]:
@@ -255,6 +271,11 @@ def _compute(job: Job, rank: Rank, cause: str) -> list[str]:
     if cause == "compute.padding":
         return [f"{percent(job.context.padding or 0.0)} of the tokens are padding"]
     loss = next((loss for loss in rank.losses if loss.cause == cause), None)
+    if cause == SLOW and rank.idle.get(cause):
+        return [
+            *(loss.evidence[:2] if loss is not None else rank.slow.evidence()),
+            _idle_line(rank, cause, "the host launches them"),
+        ]
     if loss is None:
         return _memory(job, rank, cause)
     summed = max(1.0, float(rank.kernels.ns.sum()))

@@ -146,6 +146,18 @@ def _twice(rule: Rule) -> Rule:
     return backward
 
 
+def _with_mask(at: int, rule: Rule) -> Rule:
+    """Attention that was given a mask computes every score; without one it may be causal, which
+    the sizes do not say."""
+
+    def full(s: list[Shape]) -> tuple[int, int]:
+        if not s[at]:
+            raise ValueError
+        return rule(s)
+
+    return full
+
+
 _RULES: Final[dict[str, Rule]] = {
     "mm": _mm,
     "addmm": lambda s: _mm(s[1:]),
@@ -159,11 +171,17 @@ _RULES: Final[dict[str, Rule]] = {
     "miopen_convolution": _convolution,
     "conv2d": _convolution,
     "conv3d": _convolution,
+    "_slow_conv2d_forward": _convolution,
+    "slow_conv_dilated2d": _convolution,
+    "slow_conv3d_forward": _convolution,
+    "slow_conv_dilated3d": _convolution,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_cudnn_attention": _attention,
+    "_cudnn_attention_forward": _with_mask(3, _attention),
     "_scaled_dot_product_flash_attention_backward": _twice(_attention),
     "_scaled_dot_product_efficient_attention_backward": _twice(_attention),
     "_scaled_dot_product_cudnn_attention_backward": _twice(_attention),
+    "_cudnn_attention_backward": _with_mask(8, _twice(_attention)),
     "convolution_backward": _twice(_convolution),
 }

@@ -100,6 +100,13 @@ class Operations:
 
     def shaped(self, operations: Int64) -> Int64:
         """The nearest operation at or around each one that has ``Input Dims``, or -1."""
+        return self.climb(operations, self.trace.host.dims >= 0)
+
+    def climb(self, operations: Int64, wanted: Bool) -> Int64:
+        """The nearest operation at or around each one that is ``wanted``, or -1.
+
+        ``wanted``: shape (host events,).
+        """
         host = self.trace.host
         out = operations.copy()
         for thread in np.unique(host.thread[operations[operations >= 0]]):
@@ -107,10 +114,10 @@ class Operations:
             mine = np.flatnonzero((out >= 0) & (host.thread[np.maximum(out, 0)] == thread))
             at = np.searchsorted(nest.rows, out[mine])
             while True:
-                bare = (at >= 0) & (host.dims[nest.rows[np.maximum(at, 0)]] < 0)
-                if not bare.any():
+                other = (at >= 0) & ~wanted[nest.rows[np.maximum(at, 0)]]
+                if not other.any():
                     break
-                at[bare] = nest.parent[at[bare]]
+                at[other] = nest.parent[at[other]]
             out[mine] = np.where(at >= 0, nest.rows[np.maximum(at, 0)], -1)
         return out
 

@@ -8,16 +8,21 @@ from functools import cached_property
 import numpy as np
 
 from brim.diagnose.causes import COMPUTE, UNKNOWN
-from brim.diagnose.trace.blame import MEMORY, START_UP, Blame, blame
+from brim.diagnose.trace.blame import MEMORY, SLOW, START_UP, Blame, blame
 from brim.diagnose.trace.comm import Calls, calls, too_many
 from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.device import DeviceSide
 from brim.diagnose.trace.host import HostSide
 from brim.diagnose.trace.kernels import Kind, copy_direction
-from brim.diagnose.trace.losses import Kernels, Loss, losses
+from brim.diagnose.trace.loss import Loss
+from brim.diagnose.trace.losses import losses
 from brim.diagnose.trace.memory import Memory, memory_pattern
 from brim.diagnose.trace.ops import Lines, Operations
+from brim.diagnose.trace.roofline import Call
+from brim.diagnose.trace.roofline import calls as calls_with_sizes
+from brim.diagnose.trace.slow import SlowOperations
 from brim.diagnose.trace.steps import Step, steps
+from brim.diagnose.trace.table import Kernels
 from brim.diagnose.trace.timeline import Spans, union
 from brim.record.findings import DeviceTime, Part, RankDeviceTime
 from brim.record.kineto import Trace
@@ -44,6 +49,7 @@ class Rank:
         self.operations = Operations(trace)
         self.lines = Lines(trace)
         self.kernels = Kernels(self.device, self.host, self.operations)
+        self.slow = SlowOperations(self.host, self.operations)
 
     @property
     def window_ns(self) -> int:
@@ -71,7 +77,7 @@ class Rank:
 
     @cached_property
     def blame(self) -> Blame:
-        return blame(self.device, self.host, *self.device.window)
+        return blame(self.device, self.host, *self.device.window, slow=self.slow.spans)
 
     @cached_property
     def memory(self) -> Memory:
@@ -79,7 +85,12 @@ class Rank:
 
     @cached_property
     def losses(self) -> list[Loss]:
-        return losses(self.kernels)
+        return losses(self.kernels, self.calls_with_sizes, self.slow)
+
+    @cached_property
+    def calls_with_sizes(self) -> list[Call]:
+        """Calls of operations whose input sizes were recorded."""
+        return calls_with_sizes(self.kernels)
 
     @cached_property
     def calls(self) -> Calls:
@@ -134,6 +145,15 @@ class Rank:
         return spans.total, copies - spans.total
 
     @cached_property
+    def slow_copies_ns(self) -> int:
+        """Exposed copies on the device, which a slow path launched."""
+        low, high = self.device.window
+        lanes, events = self.device.lanes, self.trace.device
+        mine = (self.device.kinds == Kind.COPY) & self.slow.holds(self.host.launch)
+        spans = union(events.start[mine], events.end[mine]) - (lanes.compute | lanes.comm)
+        return min(spans.within(low, high).total, self.exposed_copies[1])
+
+    @cached_property
     def lost(self) -> dict[str, float]:
         """Cause → share of the window that the device computes in vain; only what would come back.
 
@@ -159,7 +179,8 @@ class Rank:
             out["unknown" if cause == UNKNOWN else "idle", cause] += ns / window
         crossing, local = self.exposed_copies
         out["busy-not-computing", "transfer.pageable"] += crossing / window
-        out["busy-not-computing", COMPUTE] += local / window
+        out["busy-not-computing", COMPUTE] += (local - self.slow_copies_ns) / window
+        out["busy-lost", SLOW] += self.slow_copies_ns / window
         comm = "comm.too-many" if too_many(self.calls, len(self.steps)) else "comm.exposed"
         out["busy-not-computing", comm] += time.exposed_comm_us * 1e3 / window
         for cause, share in self.lost.items():

@@ -48,15 +48,17 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     time_us: float
     share: float
     op: str = ""
-    """The operation that launches it most, with the input sizes that take most time."""
+    """The operation and input sizes on which it spends most time."""
     flops_per_s: float | None = None
-    """Achieved, over the launches whose work is known from ``Input Dims``."""
+    """Achieved: the FLOPs of the calls that it leads and whose work is known from ``Input Dims``,
+    each by its own sizes, over the time of all kernels in these calls."""
     bytes_per_s: float | None = None
-    """Achieved, lower bound: every input and output touched once."""
+    """Achieved in the same calls, lower bound: every input and output touched once."""
     attainable: float | None = None
-    """Reached share of the roofline for this work (1 = the roof)."""
+    """Reached share of the roofline for this work, at most 1 (a call that beats the table's peak
+    or the memory's bandwidth is at the roof)."""
     bound: Bound = ""
-    """Which roof it is under."""
+    """Which roof most of that time is under."""
 
 
 class KindRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from brim.model.config import ModelConfig
+from brim.model.lora import add_lora
 from brim.model.memory import RowShape
 from brim.model.qwen3vl import Qwen3VL, Recompute
-from brim.train.config import Config, ModelTable, OptimizerTable
+from brim.train.config import Config, LoraTable, ModelTable, OptimizerTable
 from brim.train.fitting import Option, options, pick
 from brim.train.parallel.choose import World
 
@@ -83,3 +84,15 @@ def test_eight_ranks_share_what_one_cannot_hold() -> None:
     picked = pick(found("32B", H200, ranks=8))
     assert picked.value.parallelism.data.value == "fsdp"
     assert picked.value.fits and picked.value.states == "bfloat16"
+
+
+def test_with_adapters_on_a_frozen_tower_only_text_blocks_are_recomputed_and_masters_stay() -> None:
+    with torch.device("meta"):
+        model = Qwen3VL(ModelConfig.named("8B")).bfloat16()
+    add_lora(model, 16, 32.0)
+    config = Config(model=ModelTable(random="8B"), lora=LoraTable(r=16))
+    world = World(ranks=1, on_a_host=1, rows=1, room=60 * 10**9)
+    picked = pick(options(config, model, ROW, world))
+    assert picked.value.recompute.vision_blocks == 0 < picked.value.recompute.text_blocks
+    assert picked.value.states == "float32"
+    assert "fewer bits would change nothing" in picked.why

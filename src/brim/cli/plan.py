@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from brim.data.prepare import Prepared
     from brim.data.stats import Summary
+    from brim.train.device_plan import DevicePlan
 
 
 class Command:
@@ -59,14 +60,16 @@ class Command:
 
 def _device(
     table: dict[str, Any], args: argparse.Namespace, prepared: Prepared
-) -> plan_memory.DevicePlan | None:
+) -> DevicePlan | None:
     """Of a configuration that brim train could run; a tokenizer alone has no model to place."""
     model = table.get("model")
     if not isinstance(model, dict) or not (model.get("path") or model.get("random")):
         return None
     if not model.get("random") and not (prepared.tokens.folder / "config.json").exists():
         return None
-    return plan_memory.plan_device(table, args.config, prepared, args.gpu)
+    from brim.train.device_plan import plan_device
+
+    return plan_device(table, args.config, prepared, args.gpu)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def _say_refused(console: Console, prepared: Prepared) -> None:
 
 
 def _write_json(
-    path: Path, prepared: Prepared, summary: Summary, device: plan_memory.DevicePlan | None
+    path: Path, prepared: Prepared, summary: Summary, device: DevicePlan | None
 ) -> None:
     import msgspec
 

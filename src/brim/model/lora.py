@@ -70,13 +70,16 @@ class LoraLinear(nn.Linear):
 def add_lora(model: Qwen3VL, rank: int, alpha: float, *, seed: int = 0) -> None:
     """Freeze the whole model and give every linear layer of the text blocks an adapter."""
     model.requires_grad_(False)
-    generator = torch.Generator(model.embedding.weight.device).manual_seed(seed)
+    device = model.embedding.weight.device
+    empty = device.type == "meta"  # sizes only: nothing to fill
+    generator = None if empty else torch.Generator(device).manual_seed(seed)
     parts = _parts(model)
     for name, found in parts.items():
         parent, _, child = name.rpartition(".")
         owner = model.get_submodule(parent)
         layer = LoraLinear(getattr(owner, child), found, rank, alpha / rank)
-        layer.reset(generator)
+        if generator is not None:
+            layer.reset(generator)
         layer.weight.requires_grad_(False)
         setattr(owner, child, layer)
 

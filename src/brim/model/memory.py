@@ -119,6 +119,8 @@ def recomputations(model: Qwen3VL, first: Recompute) -> Iterator[Recompute]:
     to 4 (8B).
     """
     text, vision = len(model.blocks), len(model.visual.blocks)
+    if not any(p.requires_grad for p in model.visual.blocks.parameters()):
+        vision = first.vision_blocks  # a frozen tower keeps nothing
     for blocks in range(first.vision_blocks, vision + 1):
         yield replace(first, vision_blocks=blocks)
     for blocks in range(first.text_blocks + 1, text + 1):

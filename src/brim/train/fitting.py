@@ -75,6 +75,9 @@ def pick(found: Sequence[Option]) -> Choice[Option]:
         if option.fits and not option.again and option.states != "8bit":
             better = f"; {_cost(found[number - 1])}" if number else ""
             return Choice(option, f"a step fits without computing anything twice{better}")
+    if found[0].fits and found[0].recompute == found[1].recompute:
+        blocks = _blocks(found[0].recompute)
+        return Choice(found[0], f"a step fits with {blocks}, and fewer bits would change nothing")
     for option in found[1:]:
         if option.fits:
             other = found[0] if option is found[1] else found[1]

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
+from tests.report.test_ladder import example, nothing_kept
 
 from brim.cli import demo
 from brim.cli.main import main
@@ -24,6 +25,7 @@ from brim.diagnose import remedies
 from brim.errors import BrimError
 from brim.record import findings
 from brim.record.findings import Diagnosis, Entry, Finding, Where, Window
+from brim.record.ladder import encode, read
 from brim.record.run import create
 
 FILES = Path(demo.__file__).parent / "demo_files"
@@ -65,6 +67,7 @@ class Told:
     def __init__(self, folder: Path, *verdicts: Diagnosis) -> None:
         self.commands: list[list[str]] = []
         self.verdicts = list(verdicts)
+        self.ladder = example()
         self.out = io.StringIO()
         quiet = Console(file=io.StringIO())
         self.story = demo.Story(folder, Console(file=self.out, width=80), quiet)
@@ -72,8 +75,12 @@ class Told:
 
     def run(self, command: list[str], *_: Any) -> None:
         self.commands.append(command)
-        if "--json" in command:
-            target = self.folder / command[command.index("--json") + 1]
+        if "--json" not in command:
+            return
+        target = self.folder / command[command.index("--json") + 1]
+        if "tune" in command:
+            target.write_bytes(encode(self.ladder))
+        else:
             findings.write(target, self.verdicts.pop(0))
 
     def tell(self, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -85,19 +92,17 @@ class Told:
         return " ".join(self.out.getvalue().split())
 
 
-def test_the_named_setting_is_applied_and_both_runs_stand_side_by_side(
+def test_the_diagnosed_command_is_the_one_that_is_tuned_and_its_ladder_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Told(tmp_path, diagnosis(), diagnosis(share=0.02, step_s=0.1))
+    told = Told(tmp_path, diagnosis())
     assert told.tell(monkeypatch) == 0
-    _, before, after = told.commands
-    assert "--workers" not in before
-    assert after[-2:] == ["--workers", "2"]
-    assert before[before.index("--") :] == after[after.index("--") : -2]
+    _, diagnosed, tuned = told.commands
+    assert diagnosed[diagnosed.index("--") :] == tuned[tuned.index("--") :]
+    assert "--workers" not in tuned
     assert "$ brim diagnose --json before.json -- python finetune.py" in told.said
-    assert "dataloader_num_workers=2; nothing else changes" in told.said
-    assert "B is faster: 102 ms a step instead of 204 ms, 2.00× as fast (95 % interval" in told.said
-    assert "80 steps" in told.said
+    assert "$ brim tune --budget 100s --steps 30" in told.said
+    assert "2.00× as fast (1.90–2.10×, 99 %), 600 ms a step instead of 1.2 s" in told.said
 
 
 def test_the_line_that_the_verdict_names_is_shown(
@@ -106,7 +111,7 @@ def test_the_line_that_the_verdict_names_is_shown(
     first = diagnosis()
     place = Where(file=str(tmp_path / "finetune.py"), line=1)
     found = msgspec.structs.replace(first.findings[0], where=place)
-    told = Told(tmp_path, msgspec.structs.replace(first, findings=[found]), diagnosis(share=0.02))
+    told = Told(tmp_path, msgspec.structs.replace(first, findings=[found]))
     told.tell(monkeypatch)
     assert 'Line 1 of finetune.py is: """Fine-tunes a small Qwen3-VL' in told.said
 
@@ -149,25 +154,27 @@ def test_a_training_thread_without_a_core_is_mentioned(
     assert all(said in note for note in notes)
 
 
-@pytest.mark.parametrize("disturbed", [0, 1, None])
-def test_a_ratio_of_disturbed_runs_is_called_untrustworthy(
-    disturbed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("disturbed", [True, False])
+def test_runs_that_others_disturbed_are_to_be_repeated(
+    disturbed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdicts = [diagnosis(), diagnosis(share=0.02, step_s=0.1)]
-    if disturbed is not None:
+    verdict = diagnosis()
+    if disturbed:
         note = "the training thread was ready, but without a core, 58% of the time: others"
-        verdicts[disturbed] = msgspec.structs.replace(verdicts[disturbed], notes=[note])
-    told = Told(tmp_path, *verdicts)
+        verdict = msgspec.structs.replace(verdict, notes=[note])
+    told = Told(tmp_path, verdict)
     told.tell(monkeypatch)
-    assert ("do not trust the ratio" in told.said) is (disturbed is not None)
-    assert ("One run each" in told.said) is (disturbed is None)
+    assert ("run this again when it is quiet" in told.said) is disturbed
 
 
-def test_a_remedy_without_a_number_of_workers_names_none() -> None:
-    first = diagnosis()
-    bare = msgspec.structs.replace(first.findings[0], remedies=[])
-    assert demo.named_workers(first) == 2
-    assert demo.named_workers(msgspec.structs.replace(first, findings=[bare])) is None
+def test_a_demo_whose_cure_did_not_help_says_so_with_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(tmp_path, diagnosis())
+    told.ladder = nothing_kept()
+    assert told.tell(monkeypatch) == 1
+    assert "Nothing is kept" in told.said
+    assert "run this again when it is quiet" in told.said
 
 
 # ------------------------------------------------------------------------------- running
@@ -334,17 +341,22 @@ def test_the_trap_is_no_line_of_the_script_but_a_default() -> None:
 
 @pytest.mark.zoo
 def test_the_whole_demo_names_the_fault_and_the_cure_takes_the_wait_away(tmp_path: Path) -> None:
-    """The real thing: two trainings of 80 steps, about a minute."""
+    """The real thing: a training of 80 steps, and four or more of 40, in about two minutes."""
     folder = tmp_path / "demo"
     done = subprocess.run(
         [sys.executable, "-m", "brim", "demo", "--keep", folder],
         capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    before, after = (findings.read(folder / f"{name}.json") for name in ("before", "after"))
+    before = findings.read(folder / "before.json")
     assert before.findings[0].cause == "input.main-process"
     where = before.findings[0].where
     assert where is not None
     assert where.file.endswith("finetune.py")
-    assert after.metrics["input_wait"] < before.metrics["input_wait"] / 2
+    ladder = read(folder / "ladder.json")
+    assert [rung.cause for rung in ladder.rungs] == ["input.main-process"]
+    waits = ladder.before.input_wait, ladder.rungs[0].figures.input_wait
+    assert None not in waits
+    assert waits[1] < waits[0] / 2  # type: ignore[operator]
+    assert "--workers" in ladder.change.command
     assert "× as fast" in done.stdout

@@ -65,6 +65,17 @@ def test_a_loss_of_speed_is_clear_after_one_pair() -> None:
     assert job.order == "AB"
 
 
+def test_who_promises_much_is_not_turned_away_by_one_disturbed_run() -> None:
+    job = _Job([1.0, 1.0], [1.02, 0.6])
+    found = _judge(job).compare(A, B, "same", promised=1.4)
+    assert job.order.startswith("ABAB")
+    assert found.speed is not None
+    assert found.speed.ratio > 1.2
+    clearly = _Job([1.0], [1.5])
+    assert _judge(clearly).compare(A, B, "same", promised=1.4).fate == "no gain"
+    assert clearly.order == "AB"
+
+
 def test_less_than_one_per_cent_is_no_gain_after_two_pairs() -> None:
     job = _Job([1.0], [0.995])
     assert _judge(job).compare(A, B, "same").fate == "no gain"

@@ -5,10 +5,12 @@ The terminal, the page and ``--json`` show this and nothing else.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from brim.errors import InputError
 from brim.record.findings import Finding
 
 VERSION = 1
@@ -117,6 +119,16 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     """Time they took."""
     notes: list[str] = []
+
+
+def read(path: Path) -> Ladder:
+    """Raises :class:`InputError` when the file is not a ladder."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Ladder)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a ladder ({error})") from None
 
 
 def encode(ladder: Ladder) -> bytes:

@@ -20,6 +20,8 @@ from brim.tune.trials import Trials
 MOST_PAIRS: Final = 4
 WORTH: Final = 1.01
 """Less than this is not worth a setting that somebody has to understand later."""
+MUCH: Final = 1.1
+"""Promised, it makes a second pair worth its time when the first one was slower."""
 _SAME_WORK: Final = 0.1
 """Batches of texts vary; a step whose work differs by more has another size."""
 
@@ -46,8 +48,14 @@ class Judge:
     def __init__(self, trials: Trials, say: Callable[[str], None] = lambda text: None) -> None:
         self.trials, self._say = trials, say
 
-    def compare(self, a: Settings, b: Settings, numbers: Numbers) -> Judgement:
-        """B against A, which has been measured.  ``numbers``: what the change may do to them."""
+    def compare(
+        self, a: Settings, b: Settings, numbers: Numbers, *, promised: float = 1.0
+    ) -> Judgement:
+        """B against A, which has been measured.
+
+        ``numbers``: what the change may do to them.  ``promised``: the speed-up that is expected;
+        who promises much is not turned away by a single pair of runs.
+        """
         latest = self.trials.measured(a)[-1:]
         pairs: list[tuple[Outcome, Outcome]] = []
         checked = Judgement()
@@ -65,7 +73,7 @@ class Judge:
             speed = self.speed(pairs)
             assert speed is not None
             self._say(_said(speed))
-            fate = _decided(speed, last=k + 1 == MOST_PAIRS)
+            fate = _decided(speed, promised, last=k + 1 == MOST_PAIRS)
             if fate != "undecided":
                 return Judgement(
                     fate=fate, why=_said(speed), speed=speed, loss=checked.loss, same=checked.same
@@ -115,11 +123,13 @@ def _work(a: Outcome, b: Outcome) -> float:
     return b.work / a.work
 
 
-def _decided(speed: Speedup, *, last: bool) -> Fate | None:
+def _decided(speed: Speedup, promised: float, *, last: bool) -> Fate | None:
     """None: better; ``undecided``: another pair is needed."""
     if speed.low > 1.0 and speed.ratio >= WORTH:
         return None
-    if speed.ratio < 1.0 or speed.high < WORTH or (speed.pairs >= 2 and speed.ratio < WORTH):
+    if speed.high < WORTH or (speed.pairs >= 2 and speed.ratio < WORTH):
+        return "no gain"
+    if speed.ratio < 1.0 and promised < MUCH:
         return "no gain"
     return "not beyond the noise" if last else "undecided"
 

@@ -123,7 +123,9 @@ class Tuner:
         reason = f" against {candidate.cause} ({candidate.share:.0%})" if candidate.cause else ""
         self._say(f"trying {what}{reason}, up to {candidate.expected:.2g}× expected")
         trial = {**self.base, **candidate.settings}
-        found = self._judge.compare(self.base, trial, numbers_of(candidate.settings))
+        found = self._judge.compare(
+            self.base, trial, numbers_of(candidate.settings), promised=candidate.expected
+        )
         if not found.better:
             self._reject(candidate, candidate.settings, found)
             return

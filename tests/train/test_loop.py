@@ -159,6 +159,10 @@ def test_a_run_that_stays_bad_stops_with_the_samples_of_its_last_step(make_train
     trainer.rows = Poisoned(trainer.rows, set(range(4, 10)))
     with pytest.raises(Diverged, match=r"3 steps in a row .* step 6 \(samples 76, 5\)"):
         trainer.run()
+    lines = (trainer.records.folder / "bad-steps.rank0.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": step, "loss": "nan", "samples": [70 + step, 5]} for step in (4, 5, 6)
+    ]
 
 
 def test_out_of_memory_recomputes_more_blocks_and_repeats_the_step(make_trainer: Make) -> None:
@@ -190,11 +194,14 @@ def test_out_of_memory_with_everything_recomputed_is_an_error_that_says_what_to_
 ) -> None:
     trainer = make_trainer(2)
 
-    class Hopeless:
-        optimizer = trainer.step.optimizer
+    inner = trainer.step
 
+    class Hopeless:
         def __call__(self, rows: Any, lr: float) -> Any:
             raise torch.OutOfMemoryError("no room")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
 
     trainer.step = Hopeless()  # type: ignore[assignment]
     with pytest.raises(BrimError, match=r"tokens_per_row"):

@@ -366,9 +366,9 @@ class Trainer:
         if newest is None or verdict is Verdict.STOP:
             raise Diverged(
                 f"{self._bad.row} steps in a row had no finite gradient, the last was step "
-                f"{sent.number} (samples {_few(sent.samples)}; bad-steps.rank*.jsonl in "
-                f"{self.records.folder} has all)",
-                hint="lower optimizer.learning_rate, or look at these samples",
+                f"{sent.number} (samples {_few(sent.samples)})",
+                hint="lower optimizer.learning_rate, or look at the samples that "
+                f"{self.records.folder}/bad-steps.rank*.jsonl lists",
             )
         self._bad.gone_back()
         lower = self.lr_factor / 2

@@ -103,6 +103,7 @@ class TrainStep:
         """
         world = self.parallel.ranks.world
         nominal = 1 << (rows[0].length * len(rows) * world - 1).bit_length()
+        self.parallel.learn(rows[0])
         loss = self._backward(rows, world / nominal)
         square = gradient_norm(self.parameters).double() ** 2 / self.parallel.copies
         numbers = _on_device([getattr(counts, name) for name in SUMMED], loss.device)

@@ -48,6 +48,14 @@ class Alone:
         loss: torch.Tensor = self.model(row, scale)
         return loss
 
+    def learn(self, row: PackedBatch) -> None:
+        """Before the first step of a process: run ``row`` for nothing, where that teaches.
+
+        In its first row DDP's static graph learns which parameters take part, and buckets are then
+        ordered by what was seen.  A step that did so would add its gradients in an order of its
+        own, and a run that starts anew in the middle would have other bits.
+        """
+
     def row(self, *, last: bool) -> AbstractContextManager[Any]:
         """Around the forward and backward pass of a row; ``last``: of the step."""
         return nullcontext()
@@ -71,10 +79,9 @@ class Replicated(Alone):
         super().__init__(model, ranks)
         self.copies = ranks.world
         self._each_row = table.gradient_sync == "row"
-        # in the very first row a static graph learns which parameters take part
         fake = _fake(ranks)
         static = table.ddp_static_graph and not fake  # what it learns is read from tensors
-        self._learning = static
+        self._learnt = fake
         self.reducing = False
         """Whether the backward pass of the running row sends gradients."""
         self.ddp = DistributedDataParallel(
@@ -93,12 +100,19 @@ class Replicated(Alone):
         loss: torch.Tensor = self.ddp(row, scale)
         return loss
 
+    def learn(self, row: PackedBatch) -> None:
+        if self._learnt:
+            return
+        with self.row(last=True):
+            self.forward(row, 0.0).backward()
+        self.clear(self.model.parameters())
+        self._learnt = True
+
     @contextmanager
     def row(self, *, last: bool) -> Iterator[None]:
-        self.reducing = last or self._each_row or self._learning
+        self.reducing = last or self._each_row
         with nullcontext() if self.reducing else self.ddp.no_sync():
             yield
-        self._learning = False  # a row that failed has taught nothing
 
     def clear(self, parameters: Iterable[torch.Tensor]) -> None:
         # they are views of the buckets; freed, a row would write them elsewhere and copy them there

@@ -96,9 +96,14 @@ def clear_unfinished(folder: Path, *, keep: Path | None = None) -> None:
 def purge(folder: Path, keep: int) -> None:
     """Delete the oldest until ``keep`` valid ones are left; what is not valid stays untouched."""
     for path in [p for p in finished(folder) if valid(p)][:-keep]:
-        # without its manifest it is no checkpoint any more, should the deletion be cut off
-        (path / MANIFEST).unlink()
-        shutil.rmtree(path, ignore_errors=True)
+        delete(path)
+
+
+def delete(path: Path) -> None:
+    """Take its name first: should the deletion be cut off, the next start clears the rest."""
+    gone = path.with_name(f"{path.name}.gone.tmp")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def size(path: Path) -> int:

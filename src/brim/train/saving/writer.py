@@ -89,7 +89,7 @@ def commit(request: Mapping[str, Any]) -> dict[str, Any]:
     listed = {**request["about"], "format": folders.FORMAT, "files": files}
     write_atomic(folder / folders.MANIFEST, json.dumps(listed, indent=1).encode())
     if target.exists():  # a damaged one of the same step
-        shutil.rmtree(target)
+        folders.delete(target)
     folder.rename(target)
     fsync_folder(target.parent)
     folders.purge(target.parent, request["keep"])

@@ -70,8 +70,10 @@ class SimulatedJob:
     def step_s(self, settings: Settings) -> float:
         return sum(self.parts(settings).values())
 
-    def run(self, settings: Settings) -> Outcome:
+    def run(self, settings: Settings, alternate: Settings | None = None) -> Outcome:
         self.before_run(len(self.runs))
+        if alternate is not None:
+            return self._switching(settings, alternate)
         self.runs.append(dict(settings))
         for knob, ending in self.breaks.items():
             if knob in settings:
@@ -90,6 +92,21 @@ class SimulatedJob:
                         reason="there is no such thing here" if id in self.unavailable else "")
                 for id in settings
             ],
+        )  # fmt: skip
+
+    def _switching(self, settings: Settings, alternate: Settings) -> Outcome:
+        """Blocks of five steps under each in turn; what changes between runs is in both."""
+        self.runs.append({**settings, **{f"~{id}": value for id, value in alternate.items()}})
+        both = dict(settings), {**settings, **alternate}
+        dice = random.Random(f"{self.seed} {len(self.runs)} switching {sorted(alternate.items())}")
+        level = math.exp(dice.gauss(0, self.run_noise))
+        arms = {n: n // 5 % 2 for n in range(2 * self.steps)}
+        return Outcome(
+            ending="measured",
+            wall_s=self.run_s,
+            arms=arms,
+            steps={n: self.step_s(both[arm]) * level * math.exp(dice.gauss(0, self.step_noise))
+                   for n, arm in arms.items()},
         )  # fmt: skip
 
     def _losses(self, settings: Settings, dice: random.Random) -> dict[int, float | None]:

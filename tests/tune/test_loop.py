@@ -86,6 +86,14 @@ def test_a_gain_of_a_tenth_is_found_under_two_per_cent_of_noise_in_nine_of_ten_s
     assert found >= 45
 
 
+def test_a_small_gain_of_a_knob_that_can_be_switched_needs_no_more_restarts() -> None:
+    job = SimulatedJob(faults={"host.gc": 0.008}, run_noise=0.02)
+    ladder = _tune(job)
+    assert ladder.settings == {"gc.freeze": True}
+    assert ladder.rungs[0].speed.switched
+    assert [sorted(run) for run in job.runs[:3]] == [[], ["gc.freeze"], ["~gc.freeze"]]
+
+
 @pytest.mark.parametrize(
     "ending", ["crashed", "hung", "out of memory", "not finite", "nothing measured"]
 )
@@ -212,11 +220,10 @@ def test_a_larger_budget_goes_on_where_the_smaller_one_ended(tmp_path: Path) -> 
     job = SimulatedJob(load=0.5, faults=FAULTY)
     _tune(job, path=path, budget_s=35)
     before = len(job.runs)
-    _tune(job, path=path)
-    whole = SimulatedJob(load=0.5, faults=FAULTY)
-    _tune(whole)
+    ladder = _tune(job, path=path)
     assert before == 3  # two in 80 % of the time, and one more of before at the end
-    assert sorted(map(str, job.runs)) == sorted(map(str, whole.runs))
+    assert ladder.ended == "ceiling"
+    assert ladder.runs == len(job.runs), "a run was made and not used"
 
 
 def test_a_job_that_cannot_run_as_it_is_says_so_and_where_its_output_is() -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from brim.tune.noise import PRIOR_FREEDOM, PRIOR_SPREAD, Noise, speedup, student
+from brim.tune.noise import PRIOR_FREEDOM, PRIOR_SPREAD, Noise, speedup, student, switched
 
 # 99.5 % quantiles, Abramowitz & Stegun table 26.10
 TABLE = {4: 4.604, 5: 4.032, 6: 3.707, 8: 3.355, 10: 3.169, 15: 2.947, 30: 2.750, 120: 2.617}
@@ -75,3 +75,49 @@ def test_a_step_that_does_twice_the_work_in_the_same_time_is_twice_as_fast() -> 
     assert found.ratio == pytest.approx(2.0)
     assert found.median == pytest.approx(2.0)
     assert found.low < 2.0 < found.high
+
+
+def _switching(
+    ratio: float, *, block: int = 5, blocks: int = 16, drift: float = 0.0, seed: int = 0
+) -> tuple[dict[int, float], dict[int, int]]:
+    dice = random.Random(seed)
+    arms = {n: n // block % 2 for n in range(block * blocks)}
+    steps = {}
+    for n, arm in arms.items():
+        after_switch = 3.0 if n % block == 0 and n else 1.0
+        base = 0.1 / (ratio if arm else 1.0) * (1 + drift * n) * after_switch
+        steps[n] = base * math.exp(dice.gauss(0, 0.02))
+    return steps, arms
+
+
+def test_a_run_that_switches_shows_three_per_cent_that_two_runs_would_not() -> None:
+    seen = [switched(*_switching(1.03, seed=seed)) for seed in range(100)]
+    assert all(found is not None and (found.pairs, found.switched) == (7, True) for found in seen)
+    assert sum(found is not None and found.low > 1.0 for found in seen) >= 90
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.002, -0.002])
+@pytest.mark.parametrize("ratio", [1.0, 1.03, 1.5])
+def test_its_interval_holds_the_true_ratio_in_98_of_100_runs_though_the_machine_drifts(
+    ratio: float, drift: float
+) -> None:
+    held = 0
+    for seed in range(200):
+        found = switched(*_switching(ratio, drift=drift, seed=seed))
+        assert found is not None
+        held += found.low <= ratio <= found.high
+    assert held >= 196
+
+
+def test_a_block_that_was_cut_short_and_an_arm_that_begins_late_are_left_out() -> None:
+    steps, arms = _switching(1.5, blocks=10)
+    cut = {n: s for n, s in steps.items() if 5 <= n < 48}
+    found = switched(cut, arms)
+    assert found is not None
+    assert found.pairs == 3
+    assert found.ratio == pytest.approx(1.5, abs=0.03)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2, 6])
+def test_fewer_than_three_pairs_of_blocks_say_nothing(blocks: int) -> None:
+    assert switched(*_switching(1.5, blocks=blocks)) is None

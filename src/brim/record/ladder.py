@@ -36,9 +36,11 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
     median: float
     """Of the ratios of single steps."""
     pairs: int
-    """Pairs of runs."""
+    """Pairs of runs; of blocks of steps where one run switched between both."""
     steps: int
     """Pairs of steps in them."""
+    switched: bool = False
+    """Measured inside one run."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

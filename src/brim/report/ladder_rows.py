@@ -70,8 +70,8 @@ def interval(speed: Speedup) -> str:
 
 def sample(speed: Speedup) -> str:
     """``3 pairs of runs, 120 of steps, median 1.24×``."""
-    pairs = _count(speed.pairs, "pair")
-    return f"{pairs} of runs, {speed.steps} of steps, median {speed.median:.2f}×"
+    pairs, what = _count(speed.pairs, "pair"), "blocks in one run" if speed.switched else "runs"
+    return f"{pairs} of {what}, {speed.steps} of steps, median {speed.median:.2f}×"
 
 
 def _count(n: int, noun: str) -> str:

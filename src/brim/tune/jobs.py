@@ -10,19 +10,20 @@ from typing import Any
 import msgspec
 
 from brim.record.ladder import Change, Ladder
-from brim.tune.apply import advise, prepare
+from brim.tune.apply import Alternate, Prepared, advise, prepare
 from brim.tune.candidates import Candidate, Job, candidates
 from brim.tune.knobs import Settings
 from brim.tune.outcome import Outcome
 from brim.tune.reading import Judge
 from brim.tune.runner import Runner, Window, hooked
+from brim.tune.trials import Run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tunable:
     """What the search needs to know of a job."""
 
-    run: Callable[[Settings], Outcome]
+    run: Run
     propose: Callable[[Outcome, Settings], list[Candidate]]
     change: Callable[[Ladder], Change]
 
@@ -38,7 +39,7 @@ def of_command(
 
     Raises :class:`brim.errors.InputError` when there is no such command.
     """
-    runner = Runner(command, runs, hooked(command, prepare, window), judge=judge, host=host)
+    runner = Runner(command, runs, hooked(command, _prepare, window), judge=judge, host=host)
     cores = int(host.get("usable") or host.get("cores") or 1)
 
     def propose(outcome: Outcome, base: Settings) -> list[Candidate]:
@@ -54,3 +55,11 @@ def of_command(
         return advise(command, ladder.settings, framework)
 
     return Tunable(run=runner, propose=propose, change=change)
+
+
+def _prepare(
+    command: list[str], settings: Settings, cwd: Path,
+    alternate: tuple[Settings, int] | None = None,
+) -> Prepared:  # fmt: skip
+    switch = Alternate(settings=alternate[0], every=alternate[1]) if alternate else None
+    return prepare(command, settings, cwd, alternate=switch)

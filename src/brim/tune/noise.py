@@ -3,7 +3,7 @@
 A run of a job differs from the next run of the same job by more than its steps differ among
 themselves: memory lies elsewhere, other programs run, the device is warmer.  So the unit is the
 run.  The spread between runs of one setting is learned from every setting that was run more than
-once, together with a prior (3 % of a run's mean, worth four degrees of freedom), since two runs
+once, together with a prior (4 % of a run's mean, worth four degrees of freedom), since two runs
 alone would often agree by chance.  Steps are paired by number: the same seed gives the same data.
 """
 
@@ -19,10 +19,14 @@ import numpy.typing as npt
 
 from brim.record.ladder import Speedup
 
-PRIOR_SPREAD: Final = 0.03
+PRIOR_SPREAD: Final = 0.04
 PRIOR_FREEDOM: Final = 4
 FEWEST_STEPS: Final = 5
 """Steps that two runs must have in common to be paired by number."""
+PRIOR_BLOCKS: Final = 0.01
+"""Spread of the ratio of two neighbouring blocks within a run."""
+FEWEST_BLOCK: Final = 2
+FEWEST_BLOCKS: Final = 3
 _Z: Final = 2.5758
 """Of the two-sided 99 % interval of the normal distribution."""
 
@@ -112,6 +116,52 @@ def _relative(times: _Floats) -> float:
     if len(times) < 2:
         return 1.0
     return float(times.var(ddof=1)) / len(times) / float(times.mean()) ** 2
+
+
+def switched(steps: Steps, arms: Mapping[int, int]) -> Speedup | None:
+    """Arm 1 against arm 0, of a run that switched between them; None with too few blocks.
+
+    A block of arm 1 is set against the mean of the blocks before and after it, so that a steady
+    drift cancels; the first step after a switch pays for it and is left out.
+    """
+    blocks = [block[1:] for block in _blocks(steps, arms)]
+    if any(len(block) < FEWEST_BLOCK for block in blocks):
+        return None
+    logs = [math.log(math.fsum(block) / len(block)) for block in blocks]
+    ratios = [(logs[i - 1] + logs[i + 1]) / 2 - logs[i] for i in range(1, len(logs) - 1, 2)]
+    n = len(ratios)
+    if n < FEWEST_BLOCKS:
+        return None
+    middle = math.fsum(ratios) / n
+    freedom = PRIOR_FREEDOM + n - 1
+    # Neighbours share a block: the spread of the ratios is 3/4 of what their mean varies by.
+    squares = 4 / 3 * math.fsum((r - middle) ** 2 for r in ratios)
+    spread = math.sqrt((PRIOR_FREEDOM * PRIOR_BLOCKS**2 + squares) / freedom)
+    reach = student(freedom) * spread / math.sqrt(n)
+    return Speedup(
+        ratio=math.exp(middle),
+        low=math.exp(middle - reach),
+        high=math.exp(middle + reach),
+        median=math.exp(float(np.median(ratios))),
+        pairs=n,
+        steps=sum(map(len, blocks[1::2])),
+        switched=True,
+    )
+
+
+def _blocks(steps: Steps, arms: Mapping[int, int]) -> list[list[float]]:
+    """Times of consecutive steps under one arm; a last block that was cut short is left out."""
+    blocks: list[list[float]] = []
+    last: int | None = None
+    for n in sorted(n for n in steps if n in arms):
+        if arms[n] != last:
+            blocks.append([])
+            last = arms[n]
+        blocks[-1].append(steps[n])
+    if blocks and len(blocks) > 1 and len(blocks[-1]) < len(blocks[-2]):
+        blocks.pop()
+    first = next((arms[n] for n in sorted(arms) if n in steps), 0)
+    return blocks[1:] if first == 1 else blocks
 
 
 def student(freedom: int) -> float:

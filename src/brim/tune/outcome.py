@@ -25,6 +25,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float = 0.0
     steps: dict[int, float] = {}
     """Number of a steady step → seconds, the mean over ranks."""
+    arms: dict[int, int] = {}
+    """Number of a step → which of two settings was in effect, of a run that switched."""
     losses: dict[int, float | None] = {}
     """Number of a step → loss; null where it was not finite."""
     work: float | None = None

@@ -67,6 +67,7 @@ def _measured(
         folder=str(folder),
         wall_s=wall_s,
         steps=steps,
+        arms={s.n: s.arm for s in run.processes[0].steps if s.arm is not None},
         losses=_losses(records, run.processes[0]),
         work=_work(figures, step_s),
         figures=figures,

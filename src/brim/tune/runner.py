@@ -36,7 +36,14 @@ class Prepared(Protocol):
     def env(self) -> Mapping[str, str]: ...
 
 
-Prepare = Callable[[list[str], Settings, Path], Prepared]
+class Prepare(Protocol):
+    """Applies settings to a command; ``alternate``: those that come and go inside the run, and
+    after how many steps each time."""
+
+    def __call__(
+        self, command: list[str], settings: Settings, cwd: Path,
+        alternate: tuple[Settings, int] | None = None,
+    ) -> Prepared: ...  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +54,15 @@ class Window:
     least_s: float = 5.0
     most_s: float = 90.0
 
-    def options(self) -> launch.Options:
-        return launch.Options(
-            steps=self.steps, least_s=self.least_s, most_s=self.most_s, losses=True
-        )
+    @property
+    def block(self) -> int:
+        """Steps between two switches, in a run that switches."""
+        return max(5, self.steps // 8)
+
+    def options(self, *, switching: bool = False) -> launch.Options:
+        """A run that switches has as many steps under each setting as another run in all."""
+        steps = 2 * self.steps if switching else self.steps
+        return launch.Options(steps=steps, least_s=self.least_s, most_s=self.most_s, losses=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,17 +76,23 @@ class Start:
     """The run directory; None when the job made none."""
 
 
-def hooked(
-    command: Sequence[str], prepare: Prepare, window: Window
-) -> Callable[[Settings, Path], Start]:
+class Starter(Protocol):
+    """A run's beginning in its own folder."""
+
+    def __call__(self, settings: Settings, folder: Path, alternate: Settings | None) -> Start: ...
+
+
+def hooked(command: Sequence[str], prepare: Prepare, window: Window) -> Starter:
     """Any command, with brim's hooks in it; raises ``InputError`` when there is none such."""
     words = launch.resolve(command)
 
-    def start(settings: Settings, folder: Path) -> Start:
-        prepared = prepare(words, settings, Path.cwd())
+    def start(settings: Settings, folder: Path, alternate: Settings | None) -> Start:
+        switch = None if alternate is None else (alternate, window.block)
+        prepared = prepare(words, settings, Path.cwd(), switch)
+        options = window.options(switching=alternate is not None)
         return Start(
             command=prepared.command,
-            env={**launch.environment(folder, window.options()), **prepared.env},
+            env={**launch.environment(folder, options), **prepared.env},
             measured=lambda: runs.is_measured(folder),
             records=lambda: folder,
         )
@@ -92,7 +110,7 @@ class Runner:
         self,
         command: Sequence[str],
         root: Path,
-        start: Callable[[Settings, Path], Start],
+        start: Starter,
         *,
         judge: Judge,
         host: dict[str, Any],
@@ -101,9 +119,9 @@ class Runner:
         self._judge, self._host = judge, host
         self._first_s: float | None = None
 
-    def __call__(self, settings: Settings) -> Outcome:
+    def __call__(self, settings: Settings, alternate: Settings | None = None) -> Outcome:
         folder = runs.create(self._root, self._command, self._host, __version__)
-        start = self._start(settings, folder)
+        start = self._start(settings, folder, alternate)
         begin = time.monotonic()
         with Sampler(folder, period_s=0.5):
             end = process.run(

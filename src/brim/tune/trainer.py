@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from brim.tune.jobs import Tunable
 from brim.tune.knobs import Settings, Value
 from brim.tune.outcome import Outcome
 from brim.tune.reading import Judge
-from brim.tune.runner import Runner, Start, Window
+from brim.tune.runner import Runner, Start, Starter, Window
 
 WARMUP: Final = 12
 """Steps before the measured ones: compilation, and the profiler window after the tenth."""
@@ -117,8 +117,9 @@ def _longer_rows(now: Mapping[str, Any]) -> dict[str, Value] | None:
     return {"data.tokens_per_row": 2 * tokens, rows: now[rows] // 2}
 
 
-def _starter(path: Path, window: Window) -> Callable[[Settings, Path], Start]:
-    def start(settings: Settings, folder: Path) -> Start:
+def _starter(path: Path, window: Window) -> Starter:
+    def start(settings: Settings, folder: Path, alternate: Settings | None) -> Start:
+        assert alternate is None, "no field can be switched inside a run"
         output = folder / "output"
         run = {
             **settings,

@@ -12,6 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -20,7 +21,8 @@ from brim.tune.candidates import key_of
 from brim.tune.knobs import Settings, Value
 from brim.tune.outcome import Outcome
 
-Key = tuple[tuple[str, Value], ...]
+Part = tuple[tuple[str, Value], ...]
+Key = tuple[Part, Part | None]
 FILE = "trials.jsonl"
 
 
@@ -28,9 +30,17 @@ class OutOfBudget(Exception):
     """Another run would take longer than the time that is left."""
 
 
+class Run(Protocol):
+    """Runs the job once; with ``alternate``, settings laid over the others and taken away in turn
+    inside the run."""
+
+    def __call__(self, settings: Settings, alternate: Settings | None = None) -> Outcome: ...
+
+
 class _Line(msgspec.Struct, kw_only=True):
     settings: dict[str, Value]
     outcome: Outcome
+    alternate: dict[str, Value] | None = None
 
 
 class Trials:
@@ -38,7 +48,7 @@ class Trials:
 
     def __init__(
         self,
-        run: Callable[[Settings], Outcome],
+        run: Run,
         *,
         budget_s: float,
         path: Path | None = None,
@@ -54,7 +64,7 @@ class Trials:
         self._last_s = 0.0
         if path is not None and path.exists():
             for line in decoded(path, _Line):
-                self._logged[key_of(line.settings)].append(line.outcome)
+                self._logged[_key(line.settings, line.alternate)].append(line.outcome)
 
     @property
     def logged(self) -> int:
@@ -63,30 +73,32 @@ class Trials:
 
     def of(self, settings: Settings) -> list[Outcome]:
         """The runs of a setting so far, in order."""
-        return list(self._taken[key_of(settings)])
+        return list(self._taken[_key(settings)])
 
     def measured(self, settings: Settings) -> list[Outcome]:
         return [o for o in self.of(settings) if o.ending == "measured"]
 
     def groups(self) -> list[list[Outcome]]:
-        """Runs that were measured, by setting."""
-        return [[o for o in runs if o.ending == "measured"] for runs in self._taken.values()]
+        """Runs that were measured, by setting; those that switched are another matter."""
+        plain = [runs for (_, alternate), runs in self._taken.items() if alternate is None]
+        return [[o for o in runs if o.ending == "measured"] for runs in plain]
 
-    def run(self, settings: Settings) -> Outcome:
+    def run(self, settings: Settings, alternate: Settings | None = None) -> Outcome:
         """The next run of a setting, from the log where it is known.
 
         Raises :class:`OutOfBudget` before a run that would not fit.
         """
-        key = key_of(settings)
+        key = _key(settings, alternate)
         taken, logged = self._taken[key], self._logged[key]
         if len(taken) < len(logged):
             outcome = logged[len(taken)]
         else:
             if self.count and self.spent_s + self._last_s > self.limit_s:
                 raise OutOfBudget
-            outcome = self._run(dict(settings))
+            outcome = self._run(settings) if alternate is None else self._run(settings, alternate)
             logged.append(outcome)
-            self._write(_Line(settings=dict(settings), outcome=outcome))
+            other = None if alternate is None else dict(alternate)
+            self._write(_Line(settings=dict(settings), outcome=outcome, alternate=other))
         taken.append(outcome)
         self.count += 1
         self.spent_s += outcome.wall_s
@@ -116,3 +128,7 @@ class Trials:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 os.write(fd, b"\n")
+
+
+def _key(settings: Settings, alternate: Settings | None = None) -> Key:
+    return key_of(settings), None if alternate is None else key_of(alternate)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.observe.inject.cured import Cured, RunCured
 
 from brim.observe.launch import INJECT
+from brim.record.applied import read_applied
+from brim.record.steps import read_process
 
 sys.path.append(str(INJECT))
 
@@ -48,6 +53,34 @@ def hooked(tmp_path: Path) -> Hooked:
             env={**os.environ, "OMP_NUM_THREADS": "1", "BRIM_RUN_DIR": str(runs),
                  "BRIM_DEBUG": "1", **env, "PYTHONPATH": os.pathsep.join(paths)},
             capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def cured(hooked: Hooked, tmp_path: Path) -> RunCured:
+    """Run a script under settings: what became of the knobs, and what it printed."""
+
+    def run(
+        code: str, settings: dict[str, Any], *, alternate: dict[str, Any] | None = None,
+        argv: list[str] | None = None, order: str | None = None, **env: str,
+    ) -> Cured:  # fmt: skip
+        runs, path = tmp_path / "runs", tmp_path / "cured_job.py"
+        shutil.rmtree(runs)
+        runs.mkdir()
+        path.write_text(code)
+        if order is None:
+            order = json.dumps({"settings": settings, "alternate": alternate or {}})
+        done = hooked(argv=[*(argv or []), str(path)], BRIM_APPLY=order, **env)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        applied = read_applied(runs / "applied.rank0.jsonl")
+        found = [read_process(p) for p in sorted(runs.glob("steps.*.jsonl"))]
+        return Cured(
+            knobs=applied.knobs, error=applied.error,
+            said=json.loads(lines[-1]) if lines else {},
+            processes=[p for p in found if p is not None],
+            code=done.returncode, stderr=done.stderr,
         )  # fmt: skip
 
     return run

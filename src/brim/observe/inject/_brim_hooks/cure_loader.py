@@ -35,13 +35,16 @@ class Loader(Cure):
         def __iter__(loader: Any) -> Any:
             before = self.adjust(loader)
             if not before:
+                self.keep_order(loader)
                 return original(loader)
+            draws = Draws(loader)
             try:
                 return original(loader)
             except Exception as error:  # workers that cannot be started, say
-                vars(loader).update(before)
                 for id in self.wanted:
                     self.failed(error, id)
+                vars(loader).update(before)
+                draws.undo()
                 return original(loader)
 
         module.DataLoader.__iter__ = __iter__
@@ -60,6 +63,15 @@ class Loader(Cure):
         self._pin(own)
         self._persistent(loader, own)
         return before
+
+    @safely
+    def keep_order(self, loader: Any) -> None:
+        """Without persistence each epoch draws a seed for its workers before the sampler draws its
+        own.  Drawn here too, the samples of later epochs stay in the order that they had."""
+        own = vars(loader)
+        if own.get("_brim_kept") and own.get("_iterator") is not None:
+            torch = sys.modules["torch"]
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
     def _workers(self, loader: Any, own: dict[str, Any]) -> None:
         wanted = self.wanted.get(WORKERS)
@@ -106,12 +118,27 @@ class Loader(Cure):
                 "the data set has set_epoch(), which workers that are kept would not see",
                 PERSISTENT,
             )
-        own["persistent_workers"] = wanted
+        own["persistent_workers"] = own["_brim_kept"] = wanted
         return self.applied(was, id=PERSISTENT)
 
     def _same(self, id: str, wanted: Any) -> None:
         if wanted is not None:
             self.unavailable("the job has it so already", id)
+
+
+class Draws:
+    """Random numbers that making an iterator draws: seeds of the workers and of the sampler."""
+
+    def __init__(self, loader: Any) -> None:
+        torch = sys.modules["torch"]
+        self.set_state, self.state = torch.set_rng_state, torch.get_rng_state()
+        self.own = getattr(loader, "generator", None)
+        self.own_state = self.own.get_state() if self.own is not None else None
+
+    def undo(self) -> None:
+        self.set_state(self.state)
+        if self.own is not None:
+            self.own.set_state(self.own_state)
 
 
 def trains() -> bool:

@@ -239,6 +239,13 @@ def _crash():  # type: ignore[no-untyped-def]
     return Outcome(ending="crashed", why="exit code 1", folder="runs/x")
 
 
+def test_what_counts_as_noise_is_said_once_a_setting_was_run_twice() -> None:
+    assert _tune(SimulatedJob()).notes == []
+    (note,) = _tune(SimulatedJob(faults=FAULTY, run_noise=0.02)).notes
+    assert note.startswith("runs of one setting are taken to differ by ")
+    assert 1.0 < float(note.split(" by ")[1].split("%")[0]) < 5.0
+
+
 def test_the_figures_of_a_rung_are_the_means_of_its_runs() -> None:
     job = SimulatedJob(faults={"host.gc": 0.1}, run_noise=0.0)
     ladder = _tune(job)

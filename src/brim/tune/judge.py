@@ -129,9 +129,12 @@ class Judge:
         """None without a pair."""
         if not pairs:
             return None
-        noise = Noise.learned([[o.steps for o in group] for group in self.trials.groups()])
         steps: list[Pair] = [(a.steps, b.steps) for a, b in pairs]
-        return speedup(steps, noise, work=_work(*pairs[-1]))
+        return speedup(steps, self.noise(), work=_work(*pairs[-1]))
+
+    def noise(self) -> Noise:
+        """The spread between runs of one setting, as far as runs were repeated."""
+        return Noise.learned([[o.steps for o in group] for group in self.trials.groups()])
 
 
 def _work(a: Outcome, b: Outcome) -> float:

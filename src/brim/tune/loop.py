@@ -19,6 +19,7 @@ from brim.record.ladder import Ended, Figures, Ladder, Rejected, Rung, Speedup
 from brim.tune.candidates import Candidate, key_of
 from brim.tune.judge import WORTH, Judge, Judgement
 from brim.tune.knobs import Settings, Value, numbers_of, words
+from brim.tune.noise import PRIOR_FREEDOM
 from brim.tune.outcome import Outcome
 from brim.tune.trials import OutOfBudget, Trials
 
@@ -29,7 +30,7 @@ AGAIN: Final = 2.0
 may be gone."""
 
 Propose = Callable[[Outcome, Settings], list[Candidate]]
-"""What could be tried, by the latest run of the kept settings; largest expected gain first."""
+"""What could be tried, by a run of the kept settings; largest expected gain first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,14 +100,15 @@ class Tuner:
                 self._try(candidate)
         except OutOfBudget:
             return "budget"
-        return "nothing left" if self._latest().findings else "ceiling"
+        return "nothing left" if self._diagnosed().findings else "ceiling"
 
-    def _latest(self) -> Outcome:
-        return self.trials.measured(self.base)[-1]
+    def _diagnosed(self) -> Outcome:
+        """The first run of the kept settings: on a device it is the one that was profiled."""
+        return self.trials.measured(self.base)[0]
 
     def _next(self) -> Candidate | None:
         """The best candidate that is worth a trial now."""
-        for candidate in self._propose(self._latest(), self.base):
+        for candidate in self._propose(self._diagnosed(), self.base):
             if not self._lossy and not candidate.lossless:
                 continue
             if all(self.base.get(id) == value for id, value in candidate.settings.items()):
@@ -169,7 +171,7 @@ class Tuner:
     def _still(self, cause: str) -> bool:
         """Is the cause, or another of its family (the next narrowest place), still found?"""
         family = cause.partition(".")[0]
-        return any(f.cause.startswith(family) for f in self._latest().findings)
+        return any(f.cause.startswith(family) for f in self._diagnosed().findings)
 
     def _step(self, candidate: Candidate, knob: str, value: Value) -> bool:
         change = {knob: value}
@@ -255,25 +257,32 @@ class Tuner:
     def ladder(self, command: Sequence[str], ended: Ended) -> Ladder:
         """What was found so far."""
         before = self.trials.measured({})
-        latest = self._latest()
+        diagnosed = self._diagnosed()
         total = self._total
         if total is None and self.base:
             total = self._judge.speed(self._first_and_last())
         return Ladder(
             command=list(command),
-            device=latest.device,
-            frameworks=latest.frameworks,
+            device=diagnosed.device,
+            frameworks=diagnosed.frameworks,
             before=figures(before),
             rungs=self._rungs(),
             total=total,
             rejected=self.rejected,
             settings=dict(self.base),
-            remaining=_in_words_only(latest.findings),
+            remaining=_in_words_only(diagnosed.findings),
             ended=ended,
             runs=self.trials.count,
             wall_s=self.trials.spent_s,
-            notes=self.notes,
+            notes=[*self.notes, *self._spread()],
         )
+
+    def _spread(self) -> list[str]:
+        """What counts as noise here, once some setting was run twice."""
+        noise = self._judge.noise()
+        if noise.freedom == PRIOR_FREEDOM:
+            return []
+        return [f"runs of one setting are taken to differ by {noise.spread:.1%} (one sigma)"]
 
     def _rungs(self) -> list[Rung]:
         rungs, settings = [], dict[str, Value]()

@@ -14,6 +14,7 @@ from brim.observe import launch
 from brim.observe.devices import Sampler
 from brim.record import run as runs
 from brim.tune import process
+from brim.tune.candidates import key_of
 from brim.tune.knobs import Settings
 from brim.tune.outcome import Outcome
 from brim.tune.reading import LOG, Judge, read_outcome
@@ -52,17 +53,23 @@ class Window:
 
     steps: int = 40
     least_s: float = 5.0
-    most_s: float = 90.0
+    most_s: float = 180.0
+    """From the first step on; compilation lies within."""
 
     @property
     def block(self) -> int:
         """Steps between two switches, in a run that switches."""
         return max(5, self.steps // 8)
 
-    def options(self, *, switching: bool = False) -> launch.Options:
+    def options(self, *, profile: bool = True, switching: bool = False) -> launch.Options:
         """A run that switches has as many steps under each setting as another run in all."""
-        steps = 2 * self.steps if switching else self.steps
-        return launch.Options(steps=steps, least_s=self.least_s, most_s=self.most_s, losses=True)
+        return launch.Options(
+            steps=2 * self.steps if switching else self.steps,
+            least_s=self.least_s,
+            most_s=self.most_s,
+            profile=profile,
+            losses=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +92,15 @@ class Starter(Protocol):
 def hooked(command: Sequence[str], prepare: Prepare, window: Window) -> Starter:
     """Any command, with brim's hooks in it; raises ``InputError`` when there is none such."""
     words = launch.resolve(command)
+    profiled: set[tuple[object, ...]] = set()
 
     def start(settings: Settings, folder: Path, alternate: Settings | None) -> Start:
+        # a device's trace takes long to write: the first run of a setting has it, for its diagnosis
+        profile = alternate is None and key_of(settings) not in profiled
+        profiled.add(key_of(settings))
         switch = None if alternate is None else (alternate, window.block)
         prepared = prepare(words, settings, Path.cwd(), switch)
-        options = window.options(switching=alternate is not None)
+        options = window.options(profile=profile, switching=alternate is not None)
         return Start(
             command=prepared.command,
             env={**launch.environment(folder, options), **prepared.env},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.cli import plan_memory
+from brim.cli import plan_memory, plan_ranks
 from brim.errors import GOOD, ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from brim.data.prepare import Prepared
     from brim.data.stats import Summary
     from brim.train.device_plan import DevicePlan
+    from brim.train.parallel.outlook import Outlook
 
 
 class Command:
@@ -27,6 +29,7 @@ class Command:
             "--world", type=int, nargs="*", default=[2, 4, 8], help="numbers of ranks (2 4 8)"
         )
         parser.add_argument("--gpu", default="", help="plan for this GPU (default: the one here)")
+        plan_ranks.add_arguments(parser)
         parser.add_argument("--model", help="folder or hub id, instead of the file's")
         parser.add_argument(
             "--quarantine", type=Path, help="list the refused samples in this JSONL file"
@@ -53,9 +56,46 @@ class Command:
         device = _device(table, args, prepared)
         if device is not None:
             plan_memory.show(console, device)
+        ranks = _ranks(table, args, prepared, console) if device is not None else []
         if args.json:
-            _write_json(args.json, prepared, summary, device)
+            _write_json(args.json, prepared, summary, device, ranks)
         return GOOD
+
+
+def _ranks(
+    table: dict[str, Any],
+    args: argparse.Namespace,
+    prepared: Prepared,
+    console: Console,
+) -> list[Outlook]:
+    """Memory, traffic and time on each number of ranks that can share a step's rows."""
+    from brim.data.stats import imbalance
+    from brim.train.config import of_table
+    from brim.train.parallel.outlook import prospect
+
+    config = of_table(table, args.config.resolve().parent)
+    seen = prospect(
+        config,
+        prepared,
+        args.gpu,
+        on_a_host=args.gpus_per_host,
+        network_gb_s=args.network_gb_s,
+    )
+    found = []
+    for world in args.world:
+        rows = config.train.gradient_accumulation_steps * world or prepared.plan.rows_per_step
+        if rows % world:
+            console.print(
+                f"{world} ranks cannot share {rows} rows a step: set data.rows_per_step to a "
+                "multiple, or train.gradient_accumulation_steps",
+                highlight=False,
+            )
+            continue
+        plan = replace(prepared.plan, rows_per_step=rows, starts=[0], _epochs={})
+        found.append(seen.on(world, rows // world, imbalance(plan, world).micro_step))
+    if found:
+        plan_ranks.show(console, seen, found)
+    return found
 
 
 def _device(
@@ -197,7 +237,11 @@ def _say_refused(console: Console, prepared: Prepared) -> None:
 
 
 def _write_json(
-    path: Path, prepared: Prepared, summary: Summary, device: DevicePlan | None
+    path: Path,
+    prepared: Prepared,
+    summary: Summary,
+    device: DevicePlan | None,
+    ranks: list[Outlook],
 ) -> None:
     import msgspec
 
@@ -210,4 +254,6 @@ def _write_json(
     }
     if device is not None:
         figures["device"] = plan_memory.figures(device)
+    if ranks:
+        figures["ranks"] = [plan_ranks.figures(line) for line in ranks]
     write_atomic(path, msgspec.json.format(msgspec.json.encode(figures), indent=2))

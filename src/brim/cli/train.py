@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brim.cli import dry_run
 from brim.errors import GOOD, WRONG_USAGE, BrimError, UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Command:
             "--print-config", action="store_true", help="print every field as it will be and stop"
         )
 
+        dry_run.add_arguments(parser)
+
     def run(self, args: argparse.Namespace) -> int:
         # segments that grow: rows of changing patch counts fragment fixed ones; torch reads this
         # when it is imported
@@ -49,6 +52,8 @@ class Command:
         if args.print_config:
             print(tables.dump(config), end="")
             return GOOD
+        if args.dry_run:
+            return dry_run.dry_run(config, args)
         from brim.train.parallel.ranks import join
         from brim.train.session import start
         from brim.train.signals import STOPPED

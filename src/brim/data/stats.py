@@ -87,7 +87,7 @@ def summarize(plan: Plan, worlds: Sequence[int], *, merge: int = 2) -> Summary:
         histogram=_histogram(samples.length[shown]),
         overlong=dict(samples.overlong),
         imbalance=tuple(
-            _imbalance(plan, world) for world in worlds if plan.rows_per_step % world == 0
+            imbalance(plan, world) for world in worlds if plan.rows_per_step % world == 0
         ),
     )
 
@@ -97,7 +97,8 @@ def _shuffled(plan: Plan) -> Ints:
     return np.random.default_rng([plan.seed, 1]).permutation(plan.epoch(0).rows.samples)
 
 
-def _imbalance(plan: Plan, world: int) -> Imbalance:
+def imbalance(plan: Plan, world: int) -> Imbalance:
+    """How evenly ``world`` ranks are loaded, which must divide the rows of a step."""
     epoch = plan.epoch(0)
     steps = epoch.cost[epoch.order].reshape(-1, plan.rows_per_step)
     per_step, per_micro = [], []

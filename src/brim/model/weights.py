@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 from brim.errors import BrimError, InputError
 from brim.files import fsync_folder, write_atomic
@@ -270,12 +271,19 @@ def save(
     companions: Path | None = None,
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
+    writes: bool = True,
 ) -> None:
     """Write ``folder`` so that ``transformers`` opens it; complete or absent, never half.
 
     ``companions``: the folder that the model came from; its tokenizer and processor files are
-    copied.  ``folder`` must not exist or be empty.
+    copied.  ``folder`` must not exist or be empty.  Of a model that is sharded over ranks, one
+    parameter at a time is gathered: all ranks call this, and one ``writes``.
     """
+    if not writes:
+        for names in _groups(model, dtype, shard_bytes):
+            for _ in _whole(model, names):
+                pass
+        return
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty", hint="choose another output folder")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -300,18 +308,18 @@ def _write(
 ) -> None:
     groups = _groups(model, dtype, shard_bytes)
     table: dict[str, str] = {}
-    parameters = dict(model.named_parameters())
-    places = slots(model.config)
     for number, names in enumerate(groups, 1):
         single = len(groups) == 1
         file = _SINGLE if single else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        tensors = {n: places[n].of(parameters[places[n].parameter]).detach() for n in names}
-        shard = {n: t.to("cpu", dtype or t.dtype).contiguous() for n, t in tensors.items()}
+        shard = {
+            name: tensor.to("cpu", dtype or tensor.dtype).contiguous()
+            for name, tensor in _whole(model, names)
+        }
         save_file(shard, folder / file, metadata={"format": "pt"})
         _sync(folder / file)
         table |= dict.fromkeys(names, file)
     if len(groups) > 1:
-        total = sum(_bytes(t, dtype) for _, t in published(model))
+        total = sum(_sizes(model, dtype).values())
         index = {"metadata": {"total_size": total}, "weight_map": table}
         write_atomic(folder / _INDEX, json.dumps(index, indent=1).encode())
     for pattern in _COMPANIONS if companions else ():
@@ -323,12 +331,25 @@ def _write(
     write_atomic(folder / "config.json", json.dumps(config, indent=2).encode())
 
 
+def _whole(model: Qwen3VL, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """(published name, its tensor) with a sharded parameter gathered once for all its slots."""
+    places, parameters = slots(model.config), dict(model.named_parameters())
+    held = ""
+    for name in names:
+        slot = places[name]
+        if slot.parameter != held:
+            held = slot.parameter
+            whole = parameters[held].detach()
+            if isinstance(whole, DTensor):
+                whole = whole.full_tensor()
+        yield name, slot.of(whole)
+
+
 def _groups(model: Qwen3VL, dtype: torch.dtype | None, limit: int) -> list[list[str]]:
     """Names per shard, at most ``limit`` bytes each where a tensor allows it."""
     groups: list[list[str]] = [[]]
     filled = 0
-    for name, tensor in published(model):
-        size = _bytes(tensor, dtype)
+    for name, size in _sizes(model, dtype).items():
         if groups[-1] and filled + size > limit:
             groups.append([])
             filled = 0
@@ -337,8 +358,16 @@ def _groups(model: Qwen3VL, dtype: torch.dtype | None, limit: int) -> list[list[
     return groups
 
 
-def _bytes(tensor: torch.Tensor, dtype: torch.dtype | None) -> int:
-    return tensor.numel() * (dtype or tensor.dtype).itemsize
+def _sizes(model: Qwen3VL, dtype: torch.dtype | None) -> dict[str, int]:
+    """Bytes of each published tensor."""
+    parameters = dict(model.named_parameters())
+    found = {}
+    for name, slot in slots(model.config).items():
+        whole = parameters[slot.parameter]
+        rows = whole.shape[0] if slot.stop is None else slot.stop - slot.start
+        width = whole.numel() // whole.shape[0]
+        found[name] = rows * width * (dtype or whole.dtype).itemsize
+    return found
 
 
 def _sync(path: Path) -> None:

@@ -56,7 +56,7 @@ def plan_device(
     Raises ConfigError for what ``brim train`` would refuse.
     """
     config = of_table(config_table, path.resolve().parent)
-    device, memory = _device(gpu)
+    device, memory = named_gpu(gpu)
     chosen = choose(
         device.capability if device else None,
         frozenset({"flash-attn-4", "triton"}) if gpu else installed(),
@@ -64,7 +64,7 @@ def plan_device(
         attention=config.model.attention or None,
         compile=config.model.compiled,
     )
-    model = empty_model(config, _shape(config, prepared), chosen)
+    model = empty_model(config, planned_shape(config, prepared), chosen)
     world = World(
         ranks=1,
         on_a_host=1,
@@ -86,7 +86,7 @@ def plan_device(
     )
 
 
-def _device(name: str) -> tuple[Gpu | None, int | None]:
+def named_gpu(name: str) -> tuple[Gpu | None, int | None]:
     """The GPU and its bytes: the one that was named, else the one that is here."""
     if not name:
         if not torch.cuda.is_available():
@@ -103,7 +103,7 @@ def _device(name: str) -> tuple[Gpu | None, int | None]:
     )
 
 
-def _shape(config: Config, prepared: Prepared) -> ModelConfig:
+def planned_shape(config: Config, prepared: Prepared) -> ModelConfig:
     """From the folder, or for a hub id from what came with its tokenizer."""
     if config.model.random or Path(config.model.path).is_dir():
         return shape_of(config.model)
@@ -114,16 +114,21 @@ def empty_model(config: Config, shape: ModelConfig, choices: Choices) -> Qwen3VL
     """The model without memory, trained as the configuration says."""
     with torch.device("meta"):
         model = Qwen3VL(shape).to(DTYPES[choices.dtype.value])
-    if config.lora.r:
-        add_lora(model, config.lora.r, config.lora.alpha)
-    else:
-        set_trained(model, config.trained)
+    as_trained(config, model)
     model.recompute = Recompute(
         text_blocks=config.model.recompute_text_blocks,
         vision_blocks=config.model.recompute_vision_blocks,
         offload=config.model.offload_activations,
     )
     return model
+
+
+def as_trained(config: Config, model: Qwen3VL) -> None:
+    """Adapters, or frozen parts, as the configuration says."""
+    if config.lora.r:
+        add_lora(model, config.lora.r, config.lora.alpha)
+    else:
+        set_trained(model, config.trained)
 
 
 def step_counts(prepared: Prepared) -> RowCounts:

@@ -128,6 +128,7 @@ class Trainer:
         self.ranks = step.parallel.ranks
         self._bad = BadSteps(config.train.max_bad_steps)
         self._votes = Votes(self.ranks)
+        self._halving = memory.Halving()
         self._stragglers = Stragglers()
         self._names = self.ranks.gather(self.ranks.name)
         self._waited = 0.0
@@ -213,10 +214,19 @@ class Trainer:
     def export(self, folder: Path, companions: Path | None) -> None:
         """Write the trained model as a Hugging Face folder; with adapters, those as a PEFT folder
         beside it, and the model with them merged."""
+        first = self.ranks.first
         if lora_layers(self.model):
-            save_adapter(self.model, folder.with_name("adapter"), base=str(companions or ""))
-            merge(self.model)
-        save(self.model, folder, companions=companions)
+            with self.step.parallel.whole():
+                if first:
+                    save_adapter(
+                        self.model, folder.with_name("adapter"), base=str(companions or "")
+                    )
+                merge(self.model)
+                if first:
+                    save(self.model, folder, companions=companions)
+        else:
+            save(self.model, folder, companions=companions, writes=first)
+        self.ranks.barrier()
 
     @torch.no_grad()
     def evaluate(self) -> float | None:
@@ -305,35 +315,56 @@ class Trainer:
         self._profiler.after_step()
 
     def _attempt(self, rows: Sequence[PackedBatch], lr: float) -> Outcome:
-        """The step; when memory runs out, again with more blocks recomputed.
+        """The step; when memory runs out, again with more blocks recomputed, at last with its rows
+        cut in two.
 
         Memory runs out before the update, which allocates nothing, so the step can be repeated.
         """
+        rows = self._halving.planned(rows)
         while True:
             try:
                 return self.step(rows, lr)
             except torch.OutOfMemoryError:
-                more = more_recomputed(self.model)
-                if more is None:
-                    raise BrimError(
-                        "the device ran out of memory although every block is recomputed",
-                        hint="lower data.tokens_per_row, or set optimizer.states = bfloat16",
-                    ) from None
-            memory.remember(self.checkpoints.folder, more, self.rows.identity())
-            if self.step.sent.anything:
-                raise memory.RestartNeeded(
-                    f"{self.ranks.name} ran out of memory with the step half sent; from its next "
-                    f"start on the run recomputes {more.text_blocks} text and "
-                    f"{more.vision_blocks} vision blocks",
-                    hint="torchrun --max-restarts=3 starts it again by itself",
-                ) from None
+                pass  # what the traceback holds is freed before the step is repeated
+            more = memory.more_recomputed(self.model)
+            if more is None:
+                rows = self._halved(rows)
+            else:
+                self._recompute(more)
             self.step.parallel.clear(self.step.parameters)
             torch.cuda.empty_cache()
-            self.model.recompute = more
-            self.say(
-                f"out of memory: {more.text_blocks} text and {more.vision_blocks} vision blocks "
-                "are recomputed from now on, and the step is repeated"
+
+    def _recompute(self, more: Recompute) -> None:
+        memory.remember(self.checkpoints.folder, more, self.rows.identity())
+        if self.step.sent.anything:
+            raise memory.RestartNeeded(
+                f"{self.ranks.name} ran out of memory with the step half sent; from its next "
+                f"start on the run recomputes {more.text_blocks} text and "
+                f"{more.vision_blocks} vision blocks",
+                hint="torchrun --max-restarts=3 starts it again by itself",
             )
+        self.model.recompute = more
+        host = ", their inputs wait on the host" if more.offload else ""
+        self.say(
+            f"out of memory: {more.text_blocks} text and {more.vision_blocks} vision blocks "
+            f"are recomputed from now on{host}, and the step is repeated"
+        )
+
+    def _halved(self, rows: Sequence[PackedBatch]) -> Sequence[PackedBatch]:
+        """Ranks take steps of equally many rows, so only a rank alone may cut its own."""
+        parts = memory.halves(rows) if self.ranks.world == 1 else None
+        if parts is None:
+            raise BrimError(
+                "the device ran out of memory although every block is recomputed",
+                hint="lower data.tokens_per_row, or set optimizer.states = 8bit",
+            )
+        self._halving.happened(self.done)
+        often = "; all rows are cut from now on" if self._halving.always else ""
+        self.say(
+            f"out of memory: step {self.done} is repeated with its rows cut in two{often} (lower "
+            "data.tokens_per_row)"
+        )
+        return parts
 
     def _arrived(self, results: list[tuple[_Sent, list[float]]]) -> None:
         """Record finished steps; a run of bad ones goes back to the last checkpoint."""
@@ -447,19 +478,6 @@ class Trainer:
             self._last_end += time.monotonic() - began
         if table.save_steps and self.done % table.save_steps == 0 and self.done < self.steps:
             self._save()
-
-
-def more_recomputed(model: Qwen3VL) -> Recompute | None:
-    """A quarter more of each tower's blocks; None when all are recomputed already."""
-    text, vision = len(model.blocks), len(model.visual.blocks)
-    now = model.recompute
-    if now.text_blocks >= text and now.vision_blocks >= vision:
-        return None
-    return replace(
-        now,
-        text_blocks=min(text, now.text_blocks + -(-text // 4)),
-        vision_blocks=min(vision, now.vision_blocks + -(-vision // 4)),
-    )
 
 
 def _memory() -> dict[str, Any]:

@@ -105,7 +105,7 @@ def start(
         model,
         TrainStep(
             model,
-            _optimizer(config.optimizer, model, config.train.seed),
+            optimizer_of(config.optimizer, model, config.train.seed),
             max_norm=config.optimizer.max_grad_norm,
             scaling=choices.loss_scaling.value,
             parallel=parallel,
@@ -226,7 +226,8 @@ def shape_of(table: ModelTable) -> ModelConfig:
     return ModelConfig.from_folder(Path(table.path or table.random))
 
 
-def _optimizer(table: OptimizerTable, model: Qwen3VL, seed: int) -> AdamW:
+def optimizer_of(table: OptimizerTable, model: Qwen3VL, seed: int) -> AdamW:
+    """For a model as it is shared among the ranks; ``table.states`` is decided."""
     dtype = next(model.parameters()).dtype
     return AdamW(
         decay_groups(model.named_parameters(), table.weight_decay),

@@ -16,18 +16,19 @@ _CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "tests.train.parallel
 
 
 def on_ranks(
-    world: int, function: Callable[..., Any], *args: Any, timeout: float = 60
+    world: int, function: Callable[..., Any], *args: Any, joined: bool = True, timeout: float = 60
 ) -> list[Any]:
     """``function(ranks, *args)`` on every rank of ``world``; the results by rank.
 
-    A rank that fails fails the call with its traceback, and one that hangs after ``timeout``.
+    ``joined`` False: ``function(*args)``, which joins the ranks itself.  A rank that fails fails
+    the call with its traceback, and so does one that hangs after ``timeout`` seconds.
     """
     port = _free_port()
     receivers, processes = [], []
     for rank in range(world):
         receiver, sender = _CONTEXT.Pipe(duplex=False)
         process = _CONTEXT.Process(
-            target=_one, args=(rank, world, port, sender, function, args), daemon=True
+            target=_one, args=(rank, world, port, sender, function, args, joined), daemon=True
         )
         process.start()
         sender.close()
@@ -54,7 +55,13 @@ def _result(rank: int, receiver: Any, timeout: float) -> Any:
 
 
 def _one(
-    rank: int, world: int, port: int, sender: Any, function: Callable[..., Any], args: Any
+    rank: int,
+    world: int,
+    port: int,
+    sender: Any,
+    function: Callable[..., Any],
+    args: Any,
+    joined: bool,
 ) -> None:
     import torch
 
@@ -66,10 +73,12 @@ def _one(
         "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     try:
-        ranks = join()
+        ranks = join() if joined else None
+        result = function(ranks, *args) if ranks else function(*args)
         # by value: a tensor's shared memory would be gone with its process
-        sender.send_bytes(pickle.dumps((True, function(ranks, *args))))
-        ranks.leave()
+        sender.send_bytes(pickle.dumps((True, result)))
+        if ranks:
+            ranks.leave()
     except BaseException:
         sender.send_bytes(pickle.dumps((False, traceback.format_exc())))
 

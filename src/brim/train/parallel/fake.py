@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from brim.train.config import ParallelTable
 from brim.train.parallel.choose import Parallelism
 from brim.train.parallel.ranks import Ranks
 from brim.train.parallel.shards import local
-from brim.train.parallel.traffic import Count, Traffic
+from brim.train.parallel.traffic import Count, Traffic, buckets
 from brim.train.parallel.wrap import mesh_of, wrap
 from brim.train.step import TrainStep
 
@@ -59,6 +59,7 @@ def rehearse(
     config: ModelConfig,
     dtype: torch.dtype,
     prepare: Callable[[Qwen3VL], None],
+    optimize: Callable[[Qwen3VL], AdamW],
     row: RowShape,
     choice: Parallelism,
     *,
@@ -66,20 +67,20 @@ def rehearse(
     world: int,
     on_a_host: int,
     rows: int,
-    masters: bool,
 ) -> Rehearsal:
-    """One step of ``rows`` rows on rank 0.  ``prepare`` freezes what a run freezes."""
+    """One step of ``rows`` rows on rank 0.
+
+    ``prepare`` freezes what a run freezes; ``optimize`` makes its optimizer once it is wrapped.
+    DDP sends its first step in one bucket and cuts it only then, so its calls are from sizes.
+    """
     with fake_ranks(world, on_a_host) as ranks, ExitStack() as fake:
         mesh = mesh_of(ranks, choice) if choice.sharded else None  # of real numbers
         fake.enter_context(FakeTensorMode())
         model = _model(config, dtype)
         prepare(model)
+        cut = 1 + len(buckets(model, table.ddp_bucket_cap_mb)) if choice.data.value == "ddp" else 0
         parallel = wrap(model, ranks, table, choice, mesh)
-        optimizer = AdamW(
-            [p for p in model.parameters() if p.requires_grad],
-            masters=masters,
-            state_dtype=torch.float32 if masters else torch.bfloat16,
-        )
+        optimizer = optimize(model)
         step = TrainStep(model, optimizer, parallel=parallel)
         batch = blank_row(row)
         with Count() as seen:
@@ -89,7 +90,7 @@ def rehearse(
             weights=sum(map(_bytes, model.parameters())),
             gradients=sum(map(_bytes, learnt)),
             states=sum(_bytes(t) for p in learnt for t in optimizer.state[p].values()),
-            traffic=seen.traffic(),
+            traffic=[replace(t, calls=cut) if cut and t.calls == 2 else t for t in seen.traffic()],
         )
 
 

@@ -10,29 +10,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from brim.hardware.gpus import Gpu
+from brim.hardware.links import Pcie
+
 LATENCY_S = 30e-6
 """Of a collective, beside its bytes: launch and rendezvous."""
-ATTAINED = 0.5
-"""Of the dense peak: what brim's step reached on an H200 in bfloat16, compiled, FlashAttention 4
-(4B 50.2 %, 8B 48.0 %), attention, optimizer and all."""
 LINK_ATTAINED = 0.8
 """Of a link's rate: what large collectives get."""
+NETWORK_GB_S = 50.0
+"""Of each GPU: one port of 400 Gbit/s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """The machine that a forecast is for; rates in bytes/s of one direction."""
+    """The links of a machine; rates in bytes/s of one direction."""
 
-    gpu: str
-    peak: float
-    """FLOP/s, dense, in the type of the weights."""
-    memory: int
-    """Bytes of a device."""
     inside: float
     """Between devices of a host."""
     between: float
     """Of each device's share of the network."""
     on_a_host: int
+
+    @classmethod
+    def of_gpu(cls, gpu: Gpu, *, on_a_host: int = 8, network_gb_s: float = NETWORK_GB_S) -> Cluster:
+        """NVLink inside a host, or PCIe where there is none."""
+        inside = (gpu.nvlink_gb_s_bidir or 0.0) / 2
+        if not inside:
+            generation = gpu.pcie_gen or 3
+            lanes = Pcie(generation=generation, width=16, max_generation=generation, max_width=16)
+            inside = lanes.gb_s or 0.0
+        return cls(inside=inside * 1e9, between=network_gb_s * 1e9, on_a_host=on_a_host)
 
     def seconds(self, kind: str, ranks: int, size: float, *, spread_out: bool = False) -> float:
         """One collective over ``ranks`` of ``size`` bytes (the whole buffer).
@@ -87,29 +94,35 @@ class Forecast:
         return 1 - self.exposed / self.communicating if self.communicating else 1.0
 
 
-def sharded(work: Sequence[Work], rows: int, *, ahead: int = 1, once: bool = True) -> Forecast:
+def sharded(
+    work: Sequence[Work], rows: int, *, ahead: int = 1, once: bool = True, update: float = 0.0
+) -> Forecast:
     """A step of ``rows`` rows with sharded groups, in forward order.
 
-    ``ahead``: groups gathered before their turn; ``once``: gradients leave in the last row only.
+    ``ahead``: groups gathered before their turn; ``once``: gradients leave in the last row only;
+    ``update``: seconds of the optimizer, which waits for all gradients.
     """
     run = _Run()
     for row in range(rows):
         run.forward(work, ahead)
         run.backward(work, ahead, reduces=not once or row == rows - 1)
-    return run.result(work, rows)
+    return run.result(work, rows, update)
 
 
-def replicated(work: Sequence[Work], rows: int, buckets: Sequence[float]) -> Forecast:
-    """A step of ``rows`` rows with copies; ``buckets``: seconds of each all-reduce, in the order in
-    which the last backward pass fills them evenly."""
+def replicated(
+    work: Sequence[Work], rows: int, buckets: Sequence[tuple[float, float]], *, update: float = 0.0
+) -> Forecast:
+    """A step of ``rows`` rows with copies.
+
+    ``buckets``: (share of the last backward pass that fills it and those before, seconds of its
+    all-reduce), in the order in which they leave.
+    """
     run = _Run()
-    total = sum(w.forward + w.backward for w in work)
     backward = sum(w.backward for w in work)
-    began = total * rows - backward
-    for number, seconds in enumerate(buckets, 1):
-        run.carry(began + backward * number / len(buckets), seconds)
-    run.now = total * rows
-    return run.result(work, rows)
+    run.now = rows * sum(w.forward + w.backward for w in work)
+    for filled, seconds in buckets:
+        run.carry(run.now - backward * (1 - filled), seconds)
+    return run.result(work, rows, update)
 
 
 class _Run:
@@ -149,7 +162,7 @@ class _Run:
             self.now = max(self.now, arrived[place]) + compute
             self.carry(self.now, reduce)
 
-    def result(self, work: Sequence[Work], rows: int) -> Forecast:
+    def result(self, work: Sequence[Work], rows: int, update: float) -> Forecast:
         compute = rows * sum(w.forward + w.backward for w in work)
-        ended = max(self.now, self.link)
-        return Forecast(compute=compute, communicating=self.carried, exposed=ended - compute)
+        exposed = max(self.now, self.link) - compute
+        return Forecast(compute=compute + update, communicating=self.carried, exposed=exposed)

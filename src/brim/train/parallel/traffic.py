@@ -105,24 +105,23 @@ def of_step(
     """From sizes alone; ``model`` before it is wrapped, its tower in use in every row."""
     found = [Traffic(kind="all-reduce", ranks=world, calls=1, bytes=SUMS)]
     if choice.data.value == "ddp":
-        found += _buckets(model, world, bucket_mb)
+        sizes = buckets(model, bucket_mb)
+        found.append(Traffic(kind="all-reduce", ranks=world, calls=len(sizes), bytes=sum(sizes)))
     elif choice.sharded:
         found += _shards(model, choice, world, rows)
     return merged(found if world > 1 else [])
 
 
-def _buckets(model: Qwen3VL, world: int, bucket_mb: int) -> Iterator[Traffic]:
-    """DDP makes its buckets in the order in which gradients arrive; that order moves their borders
-    but hardly their number."""
-    learnt = [p for p in model.parameters() if p.requires_grad]
-    sizes = [p.numel() * p.element_size() for p in reversed(learnt)]
-    calls, filled = 0, 0
-    for size in sizes:
-        filled += size
-        if filled >= bucket_mb << 20:
-            calls, filled = calls + 1, 0
-    calls += bool(filled)
-    yield Traffic(kind="all-reduce", ranks=world, calls=calls, bytes=sum(sizes))
+def buckets(model: Qwen3VL, cap_mb: int) -> list[int]:
+    """Bytes of DDP's buckets in the order in which they leave, cut by torch's own rule.
+
+    DDP cuts them anew after the first step, by the order in which gradients arrived; that moves
+    borders, hardly their number.
+    """
+    learnt = [p for p in model.parameters() if p.requires_grad][::-1]
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, cap_mb << 20]
+    cut, _ = dist._compute_bucket_assignment_by_size(learnt, limits, [False] * len(learnt))
+    return [sum(learnt[i].numel() * learnt[i].element_size() for i in bucket) for bucket in cut]
 
 
 def _shards(model: Qwen3VL, choice: Parallelism, world: int, rows: int) -> Iterator[Traffic]:

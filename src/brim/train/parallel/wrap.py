@@ -65,6 +65,11 @@ class Alone:
         for parameter in parameters:
             parameter.grad = None
 
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """While entered, every rank has all weights; what is changed in a gathered one is lost."""
+        yield
+
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of ``values`` over the ranks, in place, on the device."""
         if self.ranks.world > 1:
@@ -156,6 +161,15 @@ class Sharded(Alone):
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last or not self._once)
         return nullcontext()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        modules = _sharded(groups(self.model).values())
+        for module in modules:
+            module.unshard()
+        yield
+        for module in modules:
+            module.reshard()
 
 
 def wrap(

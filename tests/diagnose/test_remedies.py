@@ -127,3 +127,22 @@ def test_a_traces_finding_gets_the_remedies_of_its_cause_and_a_worded_one_keeps_
     )
     assert attached.findings[0].remedies == for_cause("host.sync", {})
     assert attached.findings[1].remedies == worded
+
+
+def test_every_field_that_brims_own_remedies_name_exists_in_its_configuration() -> None:
+    import dataclasses
+    import re
+
+    from brim.train.config import Config
+
+    tables = {f.name: f for f in dataclasses.fields(Config)}
+    config = Config()
+    named = [
+        (entry.id, table, field)
+        for entry in TABLE
+        for table, field in re.findall(r"\b([a-z]+)\.(\w+)", entry.settings.get("brim", ""))
+    ]
+    assert len(named) >= 10
+    for remedy, table, field in named:
+        assert table in tables, f"{remedy}: [{table}] is no table of brim train"
+        assert hasattr(getattr(config, table), field), f"{remedy}: {table}.{field} does not exist"

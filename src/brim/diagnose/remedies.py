@@ -24,7 +24,7 @@ _FRAMEWORKS = (
     ("llama-factory", ("llamafactory",)),
     ("lightning", ("lightning", "pytorch_lightning")),
 )
-_PROGRAMS = {"swift": "ms-swift", "llamafactory-cli": "llama-factory"}
+_PROGRAMS = {"brim": "brim", "swift": "ms-swift", "llamafactory-cli": "llama-factory"}
 
 
 def frameworks(versions: Mapping[str, str], command: Sequence[str] = ()) -> list[str]:

@@ -19,6 +19,7 @@ from brim.record import devices
 from brim.record.applied import Applied, file_name, read_applied
 from brim.record.devices import Recording
 from brim.record.lines import read_lines
+from brim.record.loader import LoaderRecord, read_loader
 from brim.record.steps import Process, Stack, read_process, read_stacks
 from brim.record.workers import WorkerLine, read_workers
 
@@ -47,6 +48,8 @@ class Run(msgspec.Struct, kw_only=True):
     """The training process of each rank, by rank."""
     workers: dict[int, list[WorkerLine]] = {}
     worker_stacks: dict[int, dict[str, Stack]] = {}
+    loaders: dict[int, LoaderRecord] = {}
+    """brim's own loader, of the ranks that have one."""
     recording: Recording | None = None
     """Devices and host beside the job; None when nothing was sampled."""
     traces: list[Path] = []
@@ -193,6 +196,7 @@ def read_run(folder: Path) -> Run:
         processes=ranks,
         workers={r: _workers(folder, p) for r, p in by_rank.items()},
         worker_stacks={r: read_stacks(folder / f"stacks.workers.rank{r}.jsonl") for r in by_rank},
+        loaders={r: _loader(folder, p) for r, p in by_rank.items()},
         recording=_recording(folder),
         traces=sorted(folder.glob("trace.rank*.json.gz")),
         applied={r: read_applied(folder / file_name(r)) for r in by_rank},
@@ -232,6 +236,16 @@ def _workers(folder: Path, process: Process) -> list[WorkerLine]:
     """Lines from this process's time on: an earlier job of the rank is another story."""
     lines = read_workers(folder / f"workers.rank{process.header.rank}.jsonl")
     return [line for line in lines if line.t >= process.header.t]
+
+
+def _loader(folder: Path, process: Process) -> LoaderRecord:
+    """From this process's time on, as for the workers."""
+    found = read_loader(folder / f"loader.rank{process.header.rank}.jsonl")
+    begin = process.header.t
+    return LoaderRecord(
+        windows=[w for w in found.windows if w.t >= begin],
+        deaths=[d for d in found.deaths if d.t >= begin],
+    )
 
 
 def _recording(folder: Path) -> Recording | None:

@@ -17,6 +17,7 @@ from brim.diagnose.live.inputs import Machine
 from brim.diagnose.live.loaders import Workers, first_fetch
 from brim.diagnose.live.loaders import gather as gather_workers
 from brim.diagnose.live.rows import step_rows
+from brim.diagnose.live.threads import gather as gather_threads
 from brim.diagnose.live.window import choose, describe
 from brim.record.devices import HostSample
 from brim.record.findings import Confidence, Diagnosis, Entry, Finding, Part, Window, check
@@ -121,7 +122,11 @@ def look(run: Run, *, warmup: int | None = None) -> list[Rank]:
         workers = gather_workers(lines, evidence.chosen, table)
         clues = [
             *inputs.clues(
-                evidence, workers, machine, first_fetch=first_fetch(lines, evidence.chosen)
+                evidence,
+                workers,
+                machine,
+                first_fetch=first_fetch(lines, evidence.chosen),
+                own=gather_threads(run.loaders.get(evidence.rank), evidence.chosen),
             ),
             *hosts.clues(evidence, machine, memory_stall=stall),
             *computes.clues(evidence, memory_free=_memory_free(run, evidence)),

@@ -126,8 +126,9 @@ def _split(total: Step, wall: float, sites: list[Site]) -> dict[str, float]:
             sampled[site.kind] += site.wall
     _raise_evaluation(total, rest, sampled)
     seen = sum(sampled.values())
-    if seen == 0:
-        sampled, seen = {stacks.PYTHON: 1.0}, 1.0
+    if seen == 0:  # no stack was looked at: a step of brim's own trainer says where it was itself
+        computing = min(rest, total.backward + total.optimizer)
+        sampled, seen = {stacks.COMPUTE: computing, stacks.PYTHON: rest - computing}, rest or 1.0
     for kind, value in sampled.items():
         seconds[kind] = seconds.get(kind, 0.0) + value * rest / seen
     scale = wall / sum(seconds.values()) if wall and sum(seconds.values()) else 1.0

@@ -11,10 +11,12 @@ import math
 from dataclasses import dataclass, replace
 
 from brim.diagnose.causes import REPORTED_FROM
+from brim.diagnose.live import threads
 from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.live.evidence import Evidence
 from brim.diagnose.live.loaders import Workers
 from brim.diagnose.live.stacks import PREPARE, QUEUE, function_of, site
+from brim.diagnose.live.threads import Threads
 from brim.units import duration, percent, size
 
 MAIN_SHARE = 0.5
@@ -54,7 +56,12 @@ class Machine:
 
 
 def clues(
-    evidence: Evidence, workers: Workers | None, machine: Machine, *, first_fetch: float = 0.0
+    evidence: Evidence,
+    workers: Workers | None,
+    machine: Machine,
+    *,
+    first_fetch: float = 0.0,
+    own: Threads | None = None,
 ) -> list[Clue]:
     """What the training thread's input time is due to; at most one clue for the steady wait.
 
@@ -63,7 +70,7 @@ def clues(
     found = [_startup(evidence, first_fetch), _in_loop(evidence), _custom(evidence)]
     waited = evidence.seconds.get("input", 0.0)
     if waited > 0:
-        found.append(_priced(evidence, _steady(evidence, workers, machine, waited)))
+        found.append(_priced(evidence, _steady(evidence, workers, machine, waited, own)))
     return [clue for clue in found if clue is not None]
 
 
@@ -77,9 +84,17 @@ def _priced(evidence: Evidence, clue: Clue | None) -> Clue | None:
 
 
 def _steady(
-    evidence: Evidence, workers: Workers | None, machine: Machine, waited: float
+    evidence: Evidence,
+    workers: Workers | None,
+    machine: Machine,
+    waited: float,
+    own: Threads | None,
 ) -> Clue | None:
     total = evidence.total
+    if own is not None and workers is None:
+        return threads.clue(
+            own, waited, usable=machine.usable, machine=machine.machine, ranks=machine.ranks
+        )
     epoch = total.input_iter + total.input_first + total.input_shutdown
     if total.worker_starts and total.epochs >= 2 and epoch > MAIN_SHARE * waited:
         return _restart(evidence, waited, epoch)

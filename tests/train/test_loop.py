@@ -15,7 +15,8 @@ from brim.errors import BrimError, ConfigError
 from brim.model.batch import PackedBatch
 from brim.model.qwen3vl import Recompute
 from brim.record.steps import read_process
-from brim.train.loop import Diverged, Trainer, more_recomputed
+from brim.train.failures.memory import Halving, more_recomputed
+from brim.train.loop import Diverged, Trainer
 
 Make = Callable[..., Trainer]
 
@@ -189,32 +190,70 @@ def test_out_of_memory_recomputes_more_blocks_and_repeats_the_step(make_trainer:
     assert losses(tight) == losses(plain)
 
 
-def test_out_of_memory_with_everything_recomputed_is_an_error_that_says_what_to_do(
+class Narrow:
+    """A step with room for no more than so many tokens at once, whatever is recomputed."""
+
+    def __init__(self, inner: Any, tokens: int) -> None:
+        self.inner, self.tokens = inner, tokens
+        self.rows: list[int] = []
+
+    def __call__(self, rows: Any, lr: float) -> Any:
+        if max(row.length for row in rows) > self.tokens:
+            raise torch.OutOfMemoryError("no room")
+        self.rows.append(len(rows))
+        return self.inner(rows, lr)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_with_everything_recomputed_rows_are_cut_in_two_and_from_the_third_time_on_always(
+    make_trainer: Make,
+) -> None:
+    plain, narrow = make_trainer(6, "plain"), make_trainer(6, "narrow")
+    plain.run()
+    narrow.step = step = Narrow(narrow.step, 40)  # type: ignore[assignment]
+    assert narrow.run()
+    assert step.rows == [2] * 6
+    said: list[str] = narrow.said  # type: ignore[attr-defined]
+    cut = [line for line in said if "cut in two" in line]
+    assert [line.split(" is repeated")[0] for line in cut] == [
+        f"out of memory: step {n}" for n in range(3)
+    ]
+    assert ["all rows are cut from now on" in line for line in cut] == [False, False, True]
+    assert narrow.model.recompute == Recompute(text_blocks=2, vision_blocks=2, offload=True)
+    both = zip(losses(narrow), losses(plain), strict=True)
+    assert all(a == pytest.approx(b, rel=1e-4) for a, b in both)
+
+
+def test_three_cuts_far_apart_change_no_plan() -> None:
+    halving = Halving()
+    for step in (0, 0, 60, 110, 170, 230):
+        halving.happened(step)
+        assert not halving.always
+    halving.happened(231)
+    halving.happened(232)
+    assert halving.always
+
+
+def test_a_single_document_that_finds_no_room_is_an_error_that_says_what_to_do(
     make_trainer: Make,
 ) -> None:
     trainer = make_trainer(2)
-
-    inner = trainer.step
-
-    class Hopeless:
-        def __call__(self, rows: Any, lr: float) -> Any:
-            raise torch.OutOfMemoryError("no room")
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(inner, name)
-
-    trainer.step = Hopeless()  # type: ignore[assignment]
+    trainer.step = Narrow(trainer.step, 3)  # type: ignore[assignment]
     with pytest.raises(BrimError, match=r"tokens_per_row"):
         trainer.run()
 
 
-def test_recomputation_grows_by_quarters_until_all_blocks(make_trainer: Make) -> None:
+def test_recomputation_grows_by_quarters_until_all_blocks_then_goes_to_the_host(
+    make_trainer: Make,
+) -> None:
     model = make_trainer().model
     seen = []
     while (more := more_recomputed(model)) is not None:
         model.recompute = more
-        seen.append((more.text_blocks, more.vision_blocks))
-    assert seen == [(1, 1), (2, 2)]
+        seen.append((more.text_blocks, more.vision_blocks, more.offload))
+    assert seen == [(1, 1, False), (2, 2, False), (2, 2, True)]
 
 
 def test_evaluation_is_the_mean_over_all_scored_tokens_and_is_recorded(make_trainer: Make) -> None:

@@ -326,13 +326,13 @@ class Trainer:
                 return self.step(rows, lr)
             except torch.OutOfMemoryError:
                 pass  # what the traceback holds is freed before the step is repeated
+            self.step.parallel.clear(self.step.parameters)
+            torch.cuda.empty_cache()
             more = memory.more_recomputed(self.model)
             if more is None:
                 rows = self._halved(rows)
             else:
                 self._recompute(more)
-            self.step.parallel.clear(self.step.parameters)
-            torch.cuda.empty_cache()
 
     def _recompute(self, more: Recompute) -> None:
         memory.remember(self.checkpoints.folder, more, self.rows.identity())

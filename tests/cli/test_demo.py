@@ -73,8 +73,10 @@ class Told:
         self.story = demo.Story(folder, Console(file=self.out, width=80), quiet)
         self.folder = folder
 
-    def run(self, command: list[str], *_: Any) -> None:
+    def run(self, command: list[str], *_: Any, **__: Any) -> None:
         self.commands.append(command)
+        if "train" in command:
+            self.train()
         if "--json" not in command:
             return
         target = self.folder / command[command.index("--json") + 1]
@@ -83,8 +85,22 @@ class Told:
         else:
             findings.write(target, self.verdicts.pop(0))
 
+    def train(self) -> None:
+        """Ten steps of 0.2 s with four samples each, a fifth of it waiting for rows."""
+        folder = create(self.folder / "trained" / "records", ["brim", "train"], {}, "0")
+        lines: list[dict[str, Any]] = [{"kind": "header", "pid": 1, "t": 0.0}]
+        content = {"documents": 4, "tokens": 100, "pad_tokens": 5, "batches": 1, "backward": 0.16}
+        for n in range(10):
+            step = {"n": n, "t": 0.2 * (n + 1), "wall": 0.2, "clock": "opt0", "input_wait": 0.04}
+            lines.append(step | content | {"counted_batches": 1})
+        written = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "steps.rank0.jsonl").write_text(written)
+        losses = ({"step": n, "loss": 5.0 - n / 2} for n in range(1, 9))
+        metrics = "".join(json.dumps(line) + "\n" for line in losses)
+        (folder / "metrics.jsonl").write_text(metrics + '{"step": 8, "eval_loss": 9.0}\n')
+
     def tell(self, monkeypatch: pytest.MonkeyPatch) -> int:
-        monkeypatch.setattr(self.story, "_run", self.run)
+        monkeypatch.setattr(self.story, "run", self.run)
         return self.story.tell()
 
     @property
@@ -97,12 +113,48 @@ def test_the_diagnosed_command_is_the_one_that_is_tuned_and_its_ladder_is_shown(
 ) -> None:
     told = Told(tmp_path, diagnosis())
     assert told.tell(monkeypatch) == 0
-    _, diagnosed, tuned = told.commands
+    _, diagnosed, tuned, _, _ = told.commands
     assert diagnosed[diagnosed.index("--") :] == tuned[tuned.index("--") :]
     assert "--workers" not in tuned
     assert "$ brim diagnose --json before.json -- python finetune.py" in told.said
     assert "$ brim tune --budget 100s --steps 30" in told.said
     assert "2.00× as fast (1.90–2.10×, 99 %), 600 ms a step instead of 1.2 s" in told.said
+
+
+def test_the_story_ends_with_brim_train_and_what_its_records_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = msgspec.structs.replace(
+        diagnosis(), metrics={"step_s": 0.2, "input_wait": 0.5, "samples_per_s": 7.5}
+    )
+    told = Told(tmp_path, first)
+    assert told.tell(monkeypatch) == 0
+    *_, prepared, trained = told.commands
+    assert prepared[1:] == ["prepare.py", "photos", "60"]
+    assert trained[1:] == ["-m", "brim", "train", "sft.toml"]
+    assert "$ brim train sft.toml" in told.said
+    assert "in packed rows: 20.0 samples/s" in told.said
+    assert "Loss 4.50 at first, 1.00 at last; 20.0 % of the time waiting for input" in told.said
+    assert "5.0 % padding" in told.said
+
+
+@pytest.mark.slow
+def test_the_shipped_scripts_make_a_model_and_chats_that_brim_train_learns_from(
+    tmp_path: Path,
+) -> None:
+    for name in ("photographs", "finetune", "prepare"):
+        (tmp_path / f"{name}.py").write_text((FILES / f"{name}.py.in").read_text())
+    commands = (
+        ["photographs.py", "photos", "4"],
+        ["prepare.py", "photos", "6"],
+        ["-m", "brim", "train", "sft.toml"],
+    )
+    for command in commands:
+        subprocess.run([sys.executable, *command], cwd=tmp_path, check=True, capture_output=True)
+    (metrics,) = tmp_path.glob("trained/records/*/metrics.jsonl")
+    losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+    assert len(losses) == 6 and losses[-1] < losses[0] - 0.3
+    assert (tmp_path / "trained" / "model" / "model.safetensors").exists()
 
 
 def test_the_line_that_the_verdict_names_is_shown(
@@ -187,7 +239,7 @@ def story(folder: Path) -> demo.Story:
 def test_a_script_that_fails_is_one_message_with_its_last_lines(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('first'); raise SystemExit('no room for photographs')"]
     with pytest.raises(BrimError, match="ended with exit code 1") as error:
-        story(tmp_path)._run(command, "writing", 3, lambda: 0)
+        story(tmp_path).run(command, "writing", 3, lambda: 0)
     assert "no room for photographs" in error.value.hint
 
 
@@ -199,7 +251,7 @@ def test_a_script_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
         "import os, time; print(os.getpid(), flush=True); time.sleep(60)",
     ]
     with pytest.raises(BrimError, match="did not end"):
-        story(tmp_path)._run(command, "training", 3, lambda: 0)
+        story(tmp_path).run(command, "training", 3, lambda: 0)
     pid = int((tmp_path / "output.log").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -212,7 +264,7 @@ def test_the_bar_counts_what_is_done_and_never_passes_the_end(tmp_path: Path) ->
         asked.append(1)
         return 99
 
-    story(tmp_path)._run([sys.executable, "-c", ""], "training", 3, done)
+    story(tmp_path).run([sys.executable, "-c", ""], "training", 3, done)
     assert asked
 
 

@@ -1,4 +1,4 @@
-"""``brim demo``: a planted fault, its verdict, and ``brim tune`` curing it, measured in turn."""
+"""``brim demo``: a planted fault, its verdict, ``brim tune`` curing it, and ``brim train``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brim.cli import demo_train
 from brim.errors import FAILED, GOOD, BrimError, MissingExtra, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Command:
     """Train a tiny Qwen3-VL with a planted fault, diagnose it, have it cured."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.epilog = "Takes about two minutes; needs neither a GPU nor the network."
+        parser.epilog = "Takes two to three minutes; needs neither a GPU nor the network."
         parser.add_argument(
             "--keep",
             type=Path,
@@ -107,6 +108,7 @@ class Story:
         self._explain(before)
         ladder = self._tune()
         self._show(ladder, before)
+        demo_train.tell(self, before)
         return GOOD if ladder.rungs else FAILED
 
     def _photographs(self) -> None:
@@ -114,7 +116,7 @@ class Story:
             text = resources.files("brim.cli").joinpath("demo_files", f"{name}.in").read_text()
             (self.folder / name).write_text(text)
         photos = self.folder / "photos"
-        self._run(
+        self.run(
             [sys.executable, "photographs.py", "photos", str(PHOTOS)],
             f"writing {PHOTOS} photographs",
             PHOTOS,
@@ -152,11 +154,19 @@ class Story:
         """Say the command as a user types it, and run it."""
         job = ["finetune.py", "--photos", "photos", "--steps", str(STEPS)]
         job += ["--batch-size", str(BATCH)]
-        self._say(f"$ {shlex.join(['brim', *options, '--', 'python', *job])}", "bold cyan")
+        self.say(f"$ {shlex.join(['brim', *options, '--', 'python', *job])}", "bold cyan")
         command = [sys.executable, "-m", "brim", *options, "--", sys.executable, *job]
-        self._run(command, doing, total, done)
+        self.run(command, doing, total, done)
 
-    def _run(self, command: Sequence[str], doing: str, total: int, done: Callable[[], int]) -> None:
+    def run(
+        self,
+        command: Sequence[str],
+        doing: str,
+        total: int,
+        done: Callable[[], int],
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         """Wait for a command with a progress bar; what it prints goes to a file.
 
         Raises :class:`BrimError` with its last lines when it fails, or hangs.
@@ -168,7 +178,12 @@ class Story:
         with log.open("wb") as file, Progress(*columns, console=self.err) as bar:
             task = bar.add_task(doing, total=total)
             child = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=env,
             )
             try:
                 code = _wait(child, lambda: bar.update(task, completed=min(done(), total)))
@@ -182,35 +197,35 @@ class Story:
 
     def _explain(self, before: Diagnosis) -> None:
         finding = before.findings[0]
-        self._say()
+        self.say()
         if finding.where is not None:
             text = _source_line(Path(finding.where.file), finding.where.line)
-            self._say(f"Line {finding.where.line} of finetune.py is: {text}")
-        self._say(
+            self.say(f"Line {finding.where.line} of finetune.py is: {text}")
+        self.say(
             "Nothing in the script says that it runs between two steps: that is what "
             "dataloader_num_workers=0 means, the Trainer's default. Now brim applies the remedy to "
             "the same script from outside, runs both in turn, and keeps what is better beyond the "
             "noise:"
         )
-        self._say()
+        self.say()
 
     def _show(self, ladder: Ladder, before: Diagnosis) -> None:
         from brim.report.ladder import render
 
         render(ladder, self.out)
         if not ladder.rungs or any(_CROWDED in note for note in before.notes):
-            self._say()
-            self._say("Other programs take cores on this machine: run this again when it is quiet.")
+            self.say()
+            self.say("Other programs take cores on this machine: run this again when it is quiet.")
 
     def _unexpected(self, before: Diagnosis) -> None:
         found = before.findings[0].cause if before.findings else "no finding"
-        self._say()
-        self._say(
+        self.say()
+        self.say(
             f"The planted fault is {PLANTED}, and the verdict is {found}: something else on this "
             "machine takes more of the time. Try again when it is idle."
         )
 
-    def _say(self, text: str = "", style: str = "") -> None:
+    def say(self, text: str = "", style: str = "") -> None:
         if text:
             self.paper.line(self.paper.text(text, style))
         else:

@@ -145,8 +145,9 @@ def text_block(text: TextConfig) -> int:
 
 
 def vision_block(vision: VisionConfig) -> int:
-    """Bytes that one tower block keeps of a patch."""
-    half = 6 * vision.hidden_size + vision.intermediate_size
+    """Bytes that one tower block keeps of a patch.  Of queries, keys and values before the rotation
+    only the values are needed, but they lie in one tensor, which stays."""
+    half = 8 * vision.hidden_size + vision.intermediate_size
     return 2 * half + _FLOAT * (4 + vision.heads)
 
 

@@ -59,6 +59,14 @@ def test_the_same_bits_on_every_machine(
     assert hashlib.sha256(out.tobytes()).hexdigest() == case["sha256"]
 
 
+def test_the_way_it_lies_in_memory_changes_no_bit() -> None:
+    pixels = picture(210, 333, seed=7)
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)).transpose(1, 2, 0)
+    found = resize(pixels, 224, 320)
+    np.testing.assert_array_equal(found, resize(planes, 224, 320))
+    assert found.flags.c_contiguous  # pixel by pixel: the quick way was taken
+
+
 def test_a_fitting_picture_is_returned_as_it_is() -> None:
     pixels = picture(64, 96)
     assert resize(pixels, 64, 96) is pixels

@@ -86,7 +86,7 @@ def write_patches(
     """
     height, width, channels = pixels.shape
     rows, columns = height // (patch * merge), width // (patch * merge)
-    # a row of a patch is one item of ``patch`` bytes: 1.7 ms a megapixel against 2.4 byte by byte
+    # a row of a patch is one item of ``patch`` bytes: a third quicker than byte by byte
     item = np.dtype((np.void, patch))
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)).view(item)
     blocks = planes.reshape(channels, rows, merge, patch, columns, merge)

@@ -1,8 +1,8 @@
 """Resize in uint8: bit-equal to the torchvision back end of the transformers processor.
 
-``torchvision.transforms.v2.functional.resize`` of a uint8 tensor on a CPU is this very call;
-taking the channels-last view of the decoder's output makes it 18-38 % faster than a contiguous
-CHW tensor and changes no bit.
+``torchvision.transforms.v2.functional.resize`` of a uint8 tensor on a CPU is this very call.  Given
+the decoder's memory as channels-last, with the batch's own stride right, torch neither takes the
+colours apart nor puts them together again: 1.3 ms for what takes 2.4 otherwise, and the same bits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from brim.data.header import read_header
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """[h, w, 3] → [height, width, 3] by antialiased bicubic interpolation in uint8.
-
-    What is returned may lie in memory plane by plane, as torch leaves it: that is also how the
-    patches are cut, and turning it around would cost as much as the interpolation.
-    """
+    """[h, w, 3] → [height, width, 3] by antialiased bicubic interpolation in uint8."""
     if pixels.shape[:2] == (height, width):
         return pixels
-    chw = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    out = interpolate(chw, size=(height, width), mode="bicubic", antialias=True)
+    # permuting first and adding the batch after gives it a stride that torch takes for planes
+    nchw = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    out = interpolate(nchw, size=(height, width), mode="bicubic", antialias=True)
     resized: Pixels = out[0].permute(1, 2, 0).numpy()
     return resized
 

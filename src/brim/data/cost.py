@@ -3,7 +3,7 @@
 Forward only (backward is twice that, for all terms alike), from a model's ``config.json``:
 
 ===============  ==========================================================================
-token            2 · parameters of the decoder layers
+token            2 · parameters of the decoder layers (of their experts, those that it takes)
 token²           causal attention: 2 · layers · heads · head_dim
 scored token     2 · vocabulary · hidden
 patch            2 · parameters of the tower's blocks and patch embedding, and a quarter of the
@@ -54,13 +54,13 @@ class Cost:
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> Cost:
-        """From a dense Qwen3-VL's ``config.json``."""
+        """From a Qwen3-VL's ``config.json``, dense or with experts."""
         text, vision = config["text_config"], config["vision_config"]
         hidden, layers = text["hidden_size"], text["num_hidden_layers"]
         head_dim = text.get("head_dim", 128)
         queries = text["num_attention_heads"] * head_dim
         keys = text["num_key_value_heads"] * head_dim
-        layer = hidden * (2 * queries + 2 * keys + 3 * text["intermediate_size"])
+        layer = hidden * (2 * queries + 2 * keys + _inner(text))
         width, depth = vision["hidden_size"], vision["depth"]
         block = 4 * width**2 + 2 * width * vision["intermediate_size"]
         patch_values = 3 * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2
@@ -75,3 +75,12 @@ class Cost:
             + merger / vision["spatial_merge_size"] ** 2,
             patch_square=4.0 * depth * width,
         )
+
+
+def _inner(text: Mapping[str, Any]) -> int:
+    """Parameters of an MLP for each of its inputs, as far as one token uses them."""
+    experts = text.get("num_experts") or text.get("num_local_experts") or 0
+    if not experts:
+        return 3 * int(text["intermediate_size"])
+    router = int(experts)
+    return 3 * int(text["num_experts_per_tok"] * text["moe_intermediate_size"]) + router

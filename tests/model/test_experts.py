@@ -145,3 +145,30 @@ def test_a_mixture_of_another_kind_is_refused_by_the_name_of_the_field(
     raw["text_config"][field] = value
     with pytest.raises(InputError, match=field):
         ModelConfig.from_hf(raw)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_compiled_bfloat16_experts_are_near_float32_and_nothing_is_waited_for(
+    pair: Pair, samples: dict[str, list[Document]]
+) -> None:
+    from brim.model.kernels import choose, compile_blocks, installed, kernels
+
+    batch = row(samples["mixed"], extra=3)
+    expected = pair.ours(batch, 1 / batch.counts.scored).item()
+    found = choose(torch.cuda.get_device_capability(), installed(), attention="varlen")
+    picked = kernels(found)
+    model = load(pair.folder, device="cuda", kernels=picked)
+    compile_blocks(model)
+    moved = batch.to("cuda")
+    for _ in range(2):
+        model(moved, 1 / batch.counts.scored).backward()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = model(moved, 1 / batch.counts.scored)
+        loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert loss.item() == pytest.approx(expected, rel=0.02)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

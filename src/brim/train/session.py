@@ -156,11 +156,7 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
         model = random_model(
             shape, seed=config.train.seed, dtype=dtype, device=device, kernels=picked
         )
-    if model.config.vision.grid_side != POSITIONS_SIDE:
-        raise InputError(
-            f"the model's tower has {model.config.vision.positions} learned positions; rows are "
-            f"made for {POSITIONS_SIDE**2}"
-        )
+    _check(model.config, device)
     if config.lora.r:
         add_lora(model, config.lora.r, config.lora.alpha, seed=config.train.seed)
     else:
@@ -175,6 +171,18 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
     if choices.compile.value:
         compile_blocks(model, activation_budget=table.activation_budget)
     return model
+
+
+def _check(config: ModelConfig, device: torch.device) -> None:
+    """Raises InputError for a model that rows, or this device, are not made for."""
+    if config.vision.grid_side != POSITIONS_SIDE:
+        raise InputError(
+            f"the model's tower has {config.vision.positions} learned positions; rows are made for "
+            f"{POSITIONS_SIDE**2}"
+        )
+    old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    if config.text.experts and old:
+        raise InputError("a mixture of experts needs a GPU of capability 8.0: Ampere or newer")
 
 
 def _states(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.observe.inject.cured import Cured, RunCured
+from tests.observe.inject.cured import Cured, Plan, RunCured
 
 from brim.observe.launch import INJECT
 from brim.record.applied import read_applied
@@ -84,3 +84,13 @@ def cured(hooked: Hooked, tmp_path: Path) -> RunCured:
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """What cures of this process say goes here."""
+    from _brim_hooks import cure
+
+    made = Plan()
+    monkeypatch.setattr(cure, "plan", made)
+    return made

@@ -8,6 +8,7 @@ from typing import Any
 
 from brim.record.applied import Error, Knob
 from brim.record.steps import Process
+from brim.tune.knobs import KNOBS
 
 # A training script as people write them; what is special about it comes from outside.  The last
 # line that it prints is an object: the losses of its steps, and what ``say`` adds.
@@ -78,3 +79,19 @@ class Cured:
 
 
 RunCured = Callable[..., Cured]
+
+
+class Plan:
+    """Stands for ``cure.plan`` and remembers what cures say."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, tuple[str, str]] = {}
+        """Knob → (state, reason)."""
+        self.was: dict[str, Any] = {}
+
+    @property
+    def known(self) -> set[str]:
+        return set(KNOBS)
+
+    def report(self, id: str, state: str, reason: str, was: Any) -> None:
+        self.states[id], self.was[id] = (state, reason), was

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.observe.inject.cured import RunCured, job
+from tests.observe.inject.cured import Plan, RunCured, job
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from _brim_hooks import cure, cure_loader, cure_transfer, cure_worker  # isort: skip
+from _brim_hooks import cure_loader, cure_transfer, cure_worker  # isort: skip
 
 WORKERS, PREFETCH = "loader.num_workers", "loader.prefetch_factor"
 PIN, PERSISTENT = "loader.pin_memory", "loader.persistent_workers"
 DATA = TensorDataset(torch.arange(32.0)[:, None])
-
-Said = Callable[..., dict[str, tuple[str, str]]]
-
-
-class Plan:
-    """Remembers what cures say."""
-
-    def __init__(self) -> None:
-        self.known = {WORKERS, PREFETCH, PIN, PERSISTENT, "transfer.non_blocking", "cpu.threads"}
-        self.states: dict[str, tuple[str, str]] = {}
-        self.was: dict[str, Any] = {}
-
-    def report(self, id: str, state: str, reason: str, was: Any) -> None:
-        self.states[id], self.was[id] = (state, reason), was
-
-
-@pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    made = Plan()
-    monkeypatch.setattr(cure, "plan", made)
-    return made
 
 
 def _adjusted(loader: Any, **wanted: Any) -> tuple[int, int | None, bool, bool]:

@@ -147,7 +147,9 @@ def build(arm: str, args: argparse.Namespace, device: torch.device) -> TrainStep
     picked = choose(capability, installed(), dtype=dtype)
     ours = random_model(config, dtype=torch.float32, device=device, kernels=kernels(picked))
     if arm == "transformers":
-        model: nn.Module = Published(theirs(ours, config, tokens)).to(getattr(torch, dtype))
+        model: nn.Module = Published(theirs(ours, config, tokens))
+        for parameter in model.parameters():  # not the rotary frequencies
+            parameter.data = parameter.data.to(getattr(torch, dtype))
     else:
         ours.to(getattr(torch, dtype))
         if arm == "fp8":
@@ -284,6 +286,7 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, list[
         say(f"{arm}: {time.monotonic() - start:.0f} s, last {curves[arm][-1]:.4f}")
         torch._dynamo.reset()
         gc.collect()
+        torch.cuda.empty_cache()
         if args.out:
             figures = {"curves": curves, "distances": distances(curves)}
             Path(args.out).write_text(json.dumps(figures))
@@ -293,7 +296,7 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, list[
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--per-row", type=int, default=0, help="documents in a row: 32; --dry: 6")
+    parser.add_argument("--per-row", type=int, default=0, help="documents in a row: 16; --dry: 6")
     parser.add_argument("--learning-rate", type=float, default=0.0, help="2e-4; --dry: 3e-3")
     parser.add_argument("--only", default=",".join(ARMS))
     parser.add_argument("--budget", type=float, default=150, help="seconds; no arm starts later")
@@ -302,7 +305,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dry", action="store_true", help="tiny shapes")
     args = parser.parse_args(words)
     args.learning_rate = args.learning_rate or (3e-3 if args.dry else 2e-4)
-    args.per_row = args.per_row or (6 if args.dry else 32)
+    args.per_row = args.per_row or (6 if args.dry else 16)
     return args
 
 

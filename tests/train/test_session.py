@@ -178,8 +178,9 @@ def test_adapters_are_trained_saved_for_peft_and_merged_into_a_plain_model(
     assert main(["train", str(config), *settings]) == 0
     out = config.parent / "out"
     (checkpoint,) = (out / "checkpoints").iterdir()
-    assert (checkpoint / "adapter" / "adapter_model.safetensors").exists()
-    assert not (checkpoint / "model").exists()
+    kept = (checkpoint / "index.json").read_text()
+    assert "model.blocks.0.mlp.down.lora_a" in kept
+    assert "model.embedding" not in kept and "model.visual" not in kept
     merged, before = (
         load(out / "model", dtype=torch.float32),
         load(model_folder, dtype=torch.float32),
@@ -189,6 +190,38 @@ def test_adapters_are_trained_saved_for_peft_and_merged_into_a_plain_model(
     assert torch.linalg.matrix_rank(changed, rtol=1e-3) <= 4 and changed.any()
     told = json.loads((out / "adapter" / "adapter_config.json").read_text())
     assert told["r"] == 4 and told["lora_alpha"] == 8
+
+
+@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
+def test_a_run_with_small_states_continues_to_the_losses_of_the_whole_one(
+    states: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "train",
+        str(config),
+        "--set",
+        "eval.sources=[]",
+        "--set",
+        f"optimizer.states={states}",
+    ]
+    words += ["--set", "model.dtype=bfloat16"]
+    whole = ["--set", f"output_dir={config.parent / 'whole'}"]
+    assert main([*words, *whole]) == 0
+    assert f"states        {states}: as configured" in capsys.readouterr().err
+    assert main([*words, "--set", "train.max_steps=2"]) == 0
+    output = config.parent / "out"
+    first = losses(output)
+    assert main(words) == 0
+    assert first + losses(output) == losses(config.parent / "whole")
+
+
+def test_a_checkpoint_with_other_states_is_refused_with_what_to_set(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(config), "--set", "eval.sources=[]"]
+    assert main([*words, "--set", "train.max_steps=2"]) == 0
+    assert main([*words, "--set", "optimizer.states=8bit"]) == 2
+    assert "optimizer.states" in capsys.readouterr().err
 
 
 def test_print_config_shows_every_field_and_reads_nothing_else(

@@ -58,16 +58,24 @@ class Sdpa(Switch):
     ids = ("attention.sdpa",)
     never = "torch was not imported"
 
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        super().__init__(wanted)
+        self.before: list[int] = []  # the job's own order
+
     def _order(self) -> list[int]:
         return list(sys.modules["torch"]._C._get_sdp_priority_order())
 
     def get(self) -> Any:
-        first = self._order()[0]
-        return next((name for name, number in _BACKENDS.items() if number == first), str(first))
+        return _name(self._order()[0])
 
     def set(self, value: Any) -> None:
-        number = _BACKENDS[value]
-        order = [number, *(n for n in self._order() if n != number)]
+        order = self._order()
+        if self.before and _name(self.before[0]) == value:
+            order = self.before
+        else:
+            self.before = self.before or order
+            number = _BACKENDS[value]
+            order = [number, *(n for n in order if n != number)]
         sys.modules["torch"]._C._set_sdp_priority_order(order)
 
     def patch(self, module: Any) -> None:
@@ -80,6 +88,10 @@ class Sdpa(Switch):
         if not sys.modules["torch"].cuda.is_initialized():
             return "the job does not use a CUDA device"
         return ""
+
+
+def _name(number: int) -> str:
+    return next((name for name, n in _BACKENDS.items() if n == number), str(number))
 
 
 CURES = (Implementation, Sdpa)

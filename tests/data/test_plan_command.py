@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tests.data.sets import write_set
 
 from brim.cli.main import main
@@ -98,3 +99,16 @@ def test_a_gpu_that_is_not_in_the_table_is_named_with_those_that_sound_like_it(
     config.write_text(config.read_text().replace('path = "', 'random = "2B"\nprocessor = "'))
     assert main(["plan", str(config), "--gpu", "H200"]) == 2
     assert "did you mean H200" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here and is planned for")
+def test_without_a_gpu_the_columns_are_those_of_half_precision_and_nothing_is_chosen(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(config.read_text().replace('path = "', 'random = "2B"\nprocessor = "'))
+    assert main(["plan", str(config)]) == 0
+    shown = capsys.readouterr().out
+    assert "Memory of a step, GiB, on any GPU from Ampere on" in shown and "←" not in shown
+    (weights,) = (line.split()[1:] for line in shown.splitlines() if line.startswith("weights"))
+    assert weights == ["4.0"] * 3  # GiB: 2,127,532,032 parameters of two bytes
+    assert "no GPU here: --gpu NAME says which of these fits" in shown

@@ -25,13 +25,13 @@ def show(console: Console, plan: DevicePlan) -> None:
 
     from brim.units import duration, percent
 
-    name = plan.gpu.name if plan.gpu else "any device: none is here, --gpu NAME plans for one"
+    name = plan.gpu.name if plan.gpu else "any GPU from Ampere on"
     table = Table(
         title=f"Memory of a step, GiB, on {name}", title_justify="left", box=None, pad_edge=False
     )
     table.add_column("optimizer states")
     for option in plan.options:
-        mark = " ←" if option is plan.chosen else ""
+        mark = " ←" if option is plan.chosen and option.room is not None else ""
         table.add_column(f"{option.states}{mark}", justify="right")
     for field, label in _LINES.items():
         values = [_bytes(option, field) for option in plan.options]
@@ -47,7 +47,10 @@ def show(console: Console, plan: DevicePlan) -> None:
         cells = ["" if s is None else duration(s) for s in plan.seconds]
         table.add_row("predicted step", *cells)
     console.print(table)
-    console.print(f"{plan.chosen.states}: {plan.why}", highlight=False)
+    if plan.chosen.room is None:
+        console.print("no GPU here: --gpu NAME says which of these fits, and how long a step takes")
+    else:
+        console.print(f"{plan.chosen.states}: {plan.why}", highlight=False)
     if plan.mfu is not None:
         console.print(
             f"predicted MFU {percent(plan.mfu)}, within 10 % of what an H200 measured; elsewhere a "

@@ -28,6 +28,8 @@ from brim.train.parallel.fit import USABLE
 from brim.train.records import gpu_of
 from brim.train.session import largest_row, shape_of
 
+_ANY = (8, 0)
+"""Capability of the GPU that a plan without one is for: half precision, compiled."""
 _SEEN = 0.93
 """Of the marketed gigabytes, in GiB, where the table does not say what a driver shows."""
 
@@ -58,7 +60,7 @@ def plan_device(
     config = of_table(config_table, path.resolve().parent)
     device, memory = named_gpu(gpu)
     chosen = choose(
-        device.capability if device else None,
+        device.capability if device else _ANY,
         frozenset({"flash-attn-4", "triton"}) if gpu else installed(),
         dtype=config.model.dtype or None,
         attention=config.model.attention or None,

@@ -68,3 +68,10 @@ def test_the_processor_of_the_model_gives_the_patch_size_and_the_table_the_limit
 def test_decode_choices_reach_the_decoder() -> None:
     policy = DataConfig(rotate=False, dct_scaling=True, max_file_pixels=7).decode
     assert (policy.rotate, policy.dct_scaling, policy.max_file_pixels) == (False, True, 7)
+
+
+def test_the_cache_of_images_may_lie_anywhere_from_the_files_folder_on(tmp_path: Path) -> None:
+    for given, expected in (("images", str(tmp_path / "images")), ("/dev/shm/i", "/dev/shm/i")):
+        table = {"sources": "a.jsonl", "image_cache_folder": given}
+        assert DataConfig.of_table(table, tmp_path).image_cache_folder == expected
+    assert DataConfig.of_table({"sources": "a.jsonl"}, tmp_path).image_cache_folder == ""

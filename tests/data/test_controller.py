@@ -214,3 +214,21 @@ def test_the_depth_stays_within_the_memory(depth: int) -> None:
     for _ in range(10):
         held.update(window(ready=0.9))
     assert held.depth == depth
+
+
+@pytest.mark.parametrize(
+    ("shares", "stage"),
+    [
+        ({}, "decode"),
+        ({"read_share": 0.6}, "read"),
+        ({"read_share": 0.2, "text_share": 0.5}, "text"),
+        ({"read_share": 0.1, "write_share": 0.5}, "transport"),
+        ({"text_share": 0.3, "write_share": 0.3}, "decode"),
+    ],
+)
+def test_the_stage_with_the_most_thread_time_is_what_binds(
+    shares: dict[str, float], stage: str
+) -> None:
+    held = controller(threads=2, fixed_threads=True)
+    held.update(window(**shares))
+    assert held.bound_by == stage

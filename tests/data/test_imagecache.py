@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.data.pictures import picture
+from tests.data.test_loader import prepared_set
 
 from brim.data.decode import EXACT, DecodePolicy
 from brim.data.imagecache import WORTH_S, ImageCache
+from brim.data.loader import _image_cache
+from brim.errors import ConfigError
 
 PIXELS = picture(64, 96)
 TARGET = (64, 96)
@@ -76,3 +80,18 @@ def test_a_folder_that_is_gone_costs_nothing_but_the_cache(tmp_path: Path) -> No
     cache.offer("a", PIXELS, DEAR)
     assert cache.room == 0
     assert cache.get("a", TARGET) is None
+
+
+def test_its_folder_is_beside_the_data_or_where_the_configuration_says(
+    tmp_path: Path, small_folder: Path
+) -> None:
+    prepared = prepared_set(tmp_path / "set", small_folder, 4, image_cache_bytes=1 << 20)
+    beside = _image_cache(prepared, 4)
+    assert beside.folder == tmp_path / "set" / ".brim" / "images"
+    assert beside.room == (1 << 20) // 4  # each rank's part
+    config = replace(prepared.config, image_cache_folder=str(tmp_path / "fast"))
+    assert _image_cache(replace(prepared, config=config), 1).folder == tmp_path / "fast"
+    (tmp_path / "file").write_text("")
+    config = replace(prepared.config, image_cache_folder=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"data\.image_cache_folder is .*file, which cannot be"):
+        _image_cache(replace(prepared, config=config), 1)

@@ -62,6 +62,8 @@ class DataConfig:
     """Shared memory for finished rows, per rank."""
     image_cache_bytes: int = 0
     """Disk for resized images where decoding is dear, per host. 0: none."""
+    image_cache_folder: str = ""
+    """Where they are kept: a local disk, or /dev/shm for memory. Empty: beside the data."""
 
     def __post_init__(self) -> None:
         positive = ("tokens_per_row", "rows_per_step", "patch_bucket", "max_loader_bytes")
@@ -117,6 +119,8 @@ class DataConfig:
         if not isinstance(entries, Sequence):
             raise ConfigError("data.sources must be a list of paths or tables")
         sources = tuple(_source(entry, folder) for entry in entries)
+        if isinstance(values.get("image_cache_folder"), str):
+            values["image_cache_folder"] = _anchored(values["image_cache_folder"], folder)
         return _build(cls, {**values, "sources": sources}, "data")
 
 

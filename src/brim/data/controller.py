@@ -39,6 +39,10 @@ class Window:
     """Rows that lay ready when the trainer asked, on average, as a share of the depth."""
     read_share: float = 0.0
     """Of ``task_wall``, reading."""
+    text_share: float = 0.0
+    """Of ``task_wall``, tokenizing and positions."""
+    write_share: float = 0.0
+    """Of ``task_wall``, laying rows into shared memory."""
 
     @property
     def wait_share(self) -> float:
@@ -66,7 +70,8 @@ class Controller:
     depth: int = 2
     fixed_threads: bool = False
     bound_by: str = "starting"
-    """What limits the rate: consumer (nothing waits), read, decode, variance, cores or memory."""
+    """What limits the rate: consumer (nothing waits), read, text, decode, transport, variance,
+    cores or memory."""
     _calm: int = 0
     _deeper: int = 0
     _tried: tuple[str, int, int, Window] | None = field(default=None, repr=False)
@@ -174,7 +179,7 @@ class Controller:
 
     def _binding(self, window: Window, limit: int) -> str:
         stage = self._stage(window)
-        if stage == "decode" and self.threads >= limit and not self.fixed_threads:
+        if stage != "read" and self.threads >= limit and not self.fixed_threads:
             return "cores"
         if self.depth >= self.max_depth and window.ready >= 0.25:
             return "memory"
@@ -182,4 +187,8 @@ class Controller:
 
     @staticmethod
     def _stage(window: Window) -> str:
-        return "read" if window.read_share >= _READ_BOUND else "decode"
+        if window.read_share >= _READ_BOUND:
+            return "read"
+        rest = 1 - window.read_share - window.text_share - window.write_share
+        shares = {"decode": rest, "text": window.text_share, "transport": window.write_share}
+        return max(shares, key=shares.__getitem__)

@@ -33,6 +33,7 @@ from brim.data.process import Job
 from brim.data.quarantine import TooManyBadSamples
 from brim.data.ring import Layout, Ring
 from brim.data.rows import Counts, slot_bytes
+from brim.data.sources import cache_folder
 from brim.errors import BrimError, ConfigError, InputError
 from brim.hardware.cores import usable_cores
 from brim.record.loader import LoaderDeath, append
@@ -227,10 +228,7 @@ class Loader:
         self._process, self._connection = start(
             "brim.data.process", "main", self.ring.fd, gpus=self._gpu is not None
         )
-        cache = None
-        if config.image_cache_bytes:
-            folder = Path(prepared.sources[0].store.root)
-            cache = _image_cache(folder, config.image_cache_bytes, self._local_world)
+        cache = _image_cache(prepared, self._local_world) if config.image_cache_bytes else None
         maker = Maker(
             sources=prepared.sources,
             samples=prepared.samples,
@@ -348,8 +346,15 @@ class Loader:
         return None if self.run_dir is None else self.run_dir / f"{name}.rank{self.rank}.jsonl"
 
 
-def _image_cache(folder: Path, budget: int, share: int) -> ImageCache:
-    from brim.data.sources import cache_folder
-
-    beside = folder if folder.is_dir() else Path.cwd()
-    return ImageCache(cache_folder(beside) / "images", budget, share=share)
+def _image_cache(prepared: Prepared, share: int) -> ImageCache:
+    config = prepared.config
+    folder = Path(config.image_cache_folder)
+    if not config.image_cache_folder:
+        root = Path(prepared.sources[0].store.root)
+        folder = cache_folder(root if root.is_dir() else Path.cwd()) / "images"
+    try:
+        return ImageCache(folder, config.image_cache_bytes, share=share)
+    except OSError as error:
+        raise ConfigError(
+            f"data.image_cache_folder is {folder}, which cannot be used: {error.strerror}"
+        ) from None

@@ -301,6 +301,10 @@ class Engine:
         with self._lock:
             sums, self._sums = self._sums, _Sums(now)
         self._first_window = self._first_window and not sums.rows
+        shares = {
+            name: seconds / sums.task_wall if sums.task_wall else 0.0
+            for name, seconds in sums.stages.items()
+        }
         window = Window(
             wall=now - sums.start,
             rows=sums.rows,
@@ -309,7 +313,9 @@ class Engine:
             waited=sums.waited,
             task_wall=sums.task_wall,
             ready=sums.ready / sums.rows if sums.rows else 0.0,
-            read_share=sums.stages["read"] / sums.task_wall if sums.task_wall else 0.0,
+            read_share=shares["read"],
+            text_share=shares["text"],
+            write_share=shares["write"],
         )
         threads, depth = self.controller.threads, self.controller.depth
         change = self.controller.update(window)

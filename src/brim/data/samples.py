@@ -146,7 +146,8 @@ def _shrunk(
     last = first + int(columns.pictures[sample])
     if last == first:
         return None
-    sizes = [column[first:last] for column in (columns.height, columns.width, columns.frames)]
+    here = slice(first, last)
+    sizes = columns.height[here], columns.width[here], columns.frames[here]
 
     def under(limit: int) -> _Pictures:
         return _pictures(*sizes, limited(vision, limit * vision.factor**2))

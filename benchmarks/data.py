@@ -2,25 +2,30 @@
 
 usage: python benchmarks/data.py --photos DIR --model FOLDER [--sections cpu,pack] [--seconds 8]
 
-cpu     images a second of one core, file → what the model takes: brim's decode, resize and patches
-        against the Pillow back end of transformers' processor (and torchvision's where it is)
-loader  both processes' CPU a image, and images a second, rows from disk to the trainer: brim's
-        loader against the processor in a DataLoader worker
-pack    waste and time of the packer on LLaVA-like lengths; against PyPI's binpacking if installed
+cpu     images a second of one core, file → pixels ready for the device: brim's decode and resize
+        against the Pillow back end of transformers' processor, torchvision's and SPDL where present
+stages  where brim's milliseconds an image go, one thread, each stage alone
+loader  both processes' CPU an image, and images a second, rows from disk to the trainer: brim's
+        loader, pictures whole and cut, against the processor in a DataLoader worker and SPDL's
+        pipeline in a process of its own
+pack    waste and time of the packer on LLaVA-like lengths; against binpacking as ms-swift calls it,
+        where it is installed
 scan    records planned a second
-wait    share of its time that a trainer of a given pace waits
+wait    share of its time that a trainer of a given pace waits, from a steady and a spiky source
 memory  resident memory of the loader process over many rows
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import importlib.util
 import json
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +33,19 @@ import numpy as np
 import psutil
 import torch
 from PIL import Image
+from slow_store import SlowStore
 from torch.utils.data import DataLoader, Dataset
 
 from brim.data.config import DataConfig
-from brim.data.geometry import Vision
+from brim.data.decode import decode
+from brim.data.geometry import Vision, smart_resize
+from brim.data.header import read_header
 from brim.data.indices import write_patches
 from brim.data.loader import Loader
 from brim.data.packing import pack
 from brim.data.prepare import Prepared, prepare
-from brim.data.resize import load_image
+from brim.data.resize import load_image, resize
+from brim.data.rows import lay
 from brim.data.sources import SourceConfig
 
 MAX_PIXELS = 1 << 20
@@ -62,7 +71,7 @@ WORDS = [
 ]
 
 
-def rate(work: Callable[[Path], object], files: list[Path], seconds: float) -> float:
+def rate(work: Callable[[Any], object], files: Sequence[Any], seconds: float) -> float:
     """Images a second of CPU time, one thread."""
     for file in files[:3]:
         work(file)
@@ -73,12 +82,41 @@ def rate(work: Callable[[Path], object], files: list[Path], seconds: float) -> f
     return count / (time.process_time() - start)
 
 
+VISION = Vision(max_pixels=MAX_PIXELS)
+SLOT = np.zeros(2 * MAX_PIXELS * 3, np.uint8)  # what a loader's thread writes to
+
+
 def brim_image(file: Path) -> np.ndarray:
-    vision = Vision(max_pixels=MAX_PIXELS)
-    pixels = load_image(file.read_bytes(), vision)
-    out = np.empty((pixels.shape[0] * pixels.shape[1] // 256, 768), np.uint8)
-    write_patches(pixels, out, 16, 2)
-    return out
+    """As the loader leaves it where a CUDA device cuts the patches."""
+    pixels = load_image(file.read_bytes(), VISION)
+    lay(pixels, SLOT[: pixels.size])
+    return pixels
+
+
+def brim_patches(file: Path) -> np.ndarray:
+    pixels = load_image(file.read_bytes(), VISION)
+    write_patches(pixels, SLOT[: pixels.size].reshape(-1, 768), 16, 2)
+    return pixels
+
+
+def spdl_items(files: list[Path]) -> list[tuple[str, str | None]]:
+    """(path, FFmpeg's filter to the size that the model takes) of each file."""
+    from spdl.io import get_video_filter_desc
+
+    items = []
+    for file in files:
+        height, width = smart_resize(*read_header(file.read_bytes()).upright(), VISION)
+        scale = {"scale_width": width, "scale_height": height, "scale_mode": None}
+        items.append((str(file), get_video_filter_desc(**scale)))
+    return items
+
+
+def spdl_image(item: tuple[str, str | None]) -> np.ndarray:
+    from spdl.io import load_image as load
+    from spdl.io import to_numpy
+
+    found: np.ndarray = to_numpy(load(item[0], filter_desc=item[1]))
+    return found
 
 
 def processor(kind: str) -> Any:
@@ -101,7 +139,12 @@ def processed(file: Path, model: Any) -> torch.Tensor:
 
 def section_cpu(files: list[Path], seconds: float) -> dict[str, float]:
     torch.set_num_threads(1)
-    found = {"brim_images_s": rate(brim_image, files, seconds)}
+    found = {
+        "brim_images_s": rate(brim_image, files, seconds),
+        "brim_with_patches_images_s": rate(brim_patches, files, seconds),
+    }
+    if importlib.util.find_spec("spdl.io"):
+        found["spdl_images_s"] = rate(spdl_image, spdl_items(files), seconds)
     for kind in ("pillow", "torchvision"):
         try:
             model = processor(kind)
@@ -117,6 +160,30 @@ def section_cpu(files: list[Path], seconds: float) -> dict[str, float]:
         np.mean([processed(f, model).nbytes for f in sample])
     )
     return found
+
+
+def section_stages(files: list[Path], seconds: float) -> dict[str, float]:
+    """CPU milliseconds an image of each stage, over the same files."""
+    torch.set_num_threads(1)
+    data = [file.read_bytes() for file in files]
+    decoded = [decode(d) for d in data[:40]]
+    targets = [smart_resize(*p.shape[:2], VISION) for p in decoded]
+    pairs = list(zip(decoded, targets, strict=True))
+    resized = [resize(pixels, *target) for pixels, target in pairs]
+
+    def cut(pixels: np.ndarray) -> None:
+        write_patches(pixels, SLOT[: pixels.size].reshape(-1, 768), 16, 2)
+
+    works: dict[str, tuple[Callable[[Any], object], Sequence[Any]]] = {
+        "read": (Path.read_bytes, files),
+        "header": (read_header, data),
+        "decode": (decode, data),
+        "resize": (lambda pair: resize(pair[0], *pair[1]), pairs),
+        "lay_whole": (lambda pixels: lay(pixels, SLOT[: pixels.size]), resized),
+        "lay_as_patches": (cut, resized),
+    }
+    part = seconds / len(works)
+    return {f"{name}_ms": 1e3 / rate(work, on, part) for name, (work, on) in works.items()}
 
 
 class Processed(Dataset[torch.Tensor]):
@@ -154,22 +221,51 @@ def flow(rows: Iterator[int], pids: Callable[[], list[int]], seconds: float) -> 
     }
 
 
+def brim_rows(loader: Loader) -> Iterator[int]:
+    """Images of each row that is taken."""
+    for row in loader:
+        images = row.counts.images
+        row.release()
+        yield images
+
+
 def section_loader(prepared: Prepared, files: list[Path], seconds: float) -> dict[str, Any]:
-    with Loader(prepared) as loader:
-
-        def rows() -> Iterator[int]:
-            for row in loader:
-                images = row.counts.images
-                row.release()
-                yield images
-
-        ours = flow(rows(), lambda: [loader._process.pid] if loader._process else [], seconds)
+    found = {}
+    for name, whole in (("brim", True), ("brim_with_patches", False)):
+        with Loader(prepared, whole=whole) as loader:
+            assert loader._process is not None
+            pid = loader._process.pid
+            found[name] = flow(brim_rows(loader), lambda pid=pid: [pid], seconds)
+    if importlib.util.find_spec("spdl.io"):
+        found["spdl"] = spdl_flow(files, seconds)
     workers = DataLoader(Processed(files), batch_size=8, collate_fn=torch.cat, num_workers=1)
     batches = iter(workers)
-    children = psutil.Process().children()
-    theirs = flow((8 for _ in batches), lambda: [p.pid for p in children], seconds)
+    found["pillow_processor_in_a_worker"] = flow((8 for _ in batches), children, seconds)
     del batches
-    return {"brim": ours, "pillow_processor_in_a_worker": theirs}
+    return found
+
+
+def children() -> list[int]:
+    return [process.pid for process in psutil.Process().children(recursive=True)]
+
+
+def spdl_flow(files: list[Path], seconds: float) -> dict[str, float]:
+    """SPDL's pipeline, two threads in a process of its own; pixels only, no text and no packing."""
+    from spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
+
+    items = spdl_items(files)
+    config = (
+        PipelineBuilder()
+        .add_source(items * (1 + 20_000 // len(items)))
+        .pipe(spdl_image, concurrency=2)
+        .aggregate(8)
+        .add_sink(2)
+        .get_config()
+    )
+    batches = iter(run_pipeline_in_subprocess(config, num_threads=2))
+    found = flow((len(batch) for batch in batches), children, seconds)
+    del batches
+    return found
 
 
 def lengths(count: int) -> np.ndarray:
@@ -198,9 +294,15 @@ def section_pack(count: int) -> dict[str, Any]:
         return found
     part, window = order[:20_000], 1000
     start, used = time.process_time(), 0
-    for at in range(0, len(part), window):  # as trainers call it: a window of samples at a time
-        weights = dict(enumerate(sizes[part[at : at + window]].tolist()))
-        used += len(binpacking.to_constant_volume(weights, 8192))
+    carried: list[tuple[int, int]] = []
+    for at in range(0, len(part), window):
+        # ms-swift: windows of 1,000 (sample, length); the last bin goes on to the next window
+        ids = part[at : at + window]
+        waiting = [*carried, *zip(ids.tolist(), sizes[ids].tolist(), strict=True)]
+        bins = binpacking.to_constant_volume(waiting, 8192, weight_pos=1)
+        last = at + window >= len(part)
+        used += len(bins) if last else len(bins) - 1
+        carried = [] if last else bins[-1]
     spent = time.process_time() - start
     found["binpacking"] = {
         "samples": len(part),
@@ -237,17 +339,34 @@ def planned(folder: Path, photos: Path, model: str, count: int) -> tuple[Prepare
     return prepared, count / (time.perf_counter() - start)
 
 
-def section_wait(prepared: Prepared, step_s: float, seconds: float) -> dict[str, float]:
-    """A trainer that takes a row every ``step_s``: its wait in the first 5 seconds and after."""
-    shares = {"step_s": step_s}
+def section_wait(prepared: Prepared, step_s: float, seconds: float) -> dict[str, Any]:
+    """A trainer that takes a row every ``step_s``: its wait from a steady and a spiky source."""
+    spiky = [
+        dataclasses.replace(source, store=SlowStore(root=source.store.root))
+        for source in prepared.sources
+    ]
+    return {
+        "step_s": step_s,
+        "steady": waits(prepared, step_s, [(0, 5), (5, 5 + seconds)]),
+        "spiky": waits(
+            dataclasses.replace(prepared, sources=spiky), step_s, [(0, 20), (20, 20 + seconds)]
+        ),
+    }
+
+
+def waits(prepared: Prepared, step_s: float, spans: list[tuple[float, float]]) -> dict[str, float]:
+    """Share of its time that the trainer waits in each span of seconds."""
+    shares = {}
     with Loader(prepared) as loader:
         next(loader).release()
-        for name, span in (("first_5_s", 5.0), ("afterwards", seconds)):
+        begin = time.perf_counter()
+        for first, last in spans:
             start, waited = time.perf_counter(), loader.wait_s
-            while time.perf_counter() - start < span:
+            while time.perf_counter() - begin < last:
                 time.sleep(step_s)
                 next(loader).release()
-            shares[name] = (loader.wait_s - waited) / (time.perf_counter() - start)
+            share = (loader.wait_s - waited) / (time.perf_counter() - start)
+            shares[f"from_{first:g}_to_{last:g}_s"] = share
     return shares
 
 
@@ -268,7 +387,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--photos", type=Path, required=True, help="a folder of JPEG photographs")
     parser.add_argument("--model", required=True, help="a model's folder (its tokenizer)")
-    parser.add_argument("--sections", default="cpu,pack,scan,loader,wait,memory")
+    parser.add_argument("--sections", default="cpu,stages,pack,scan,loader,wait,memory")
     parser.add_argument("--seconds", type=float, default=8, help="of each measurement")
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--pack", type=int, default=1_000_000)
@@ -280,6 +399,8 @@ def main() -> None:
     show("machine", {"cores": len(os.sched_getaffinity(0)), "photos": len(files)})
     if "cpu" in wanted:
         show("cpu", section_cpu(files, args.seconds))
+    if "stages" in wanted:
+        show("stages", section_stages(files, args.seconds))
     if "pack" in wanted:
         show("pack", section_pack(args.pack))
     if wanted & {"loader", "wait", "scan", "memory"}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from brim.errors import GOOD, ConfigError, InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from brim.data.plan import Plan
     from brim.data.prepare import Prepared
     from brim.data.stats import Summary
     from brim.train.device_plan import DevicePlan
@@ -37,10 +39,11 @@ class Command:
         parser.add_argument("--json", type=Path, help="write the figures to this file as well")
 
     def run(self, args: argparse.Namespace) -> int:
+        from msgspec import structs
         from rich.console import Console
 
         from brim.data.config import DataConfig
-        from brim.data.stats import summarize
+        from brim.data.stats import imbalance, summarize
 
         table = _read(args.config)
         model = args.model or _model(table, args.config)
@@ -51,12 +54,15 @@ class Command:
             args.quarantine.unlink(missing_ok=True)  # it lists this plan's refusals
         console = Console()
         prepared = _prepare(config, model, args.quarantine)
-        summary = summarize(prepared.plan, args.world, merge=prepared.vision.merge)
+        plans = _plans(table, prepared.plan, args.world)
+        summary = summarize(prepared.plan, (), merge=prepared.vision.merge)
+        lines = tuple(imbalance(plan, world) for world, plan in plans.items())
+        summary = structs.replace(summary, imbalance=lines)
         show(console, prepared, summary)
         device = _device(table, args, prepared)
         if device is not None:
             plan_memory.show(console, device)
-        ranks = _ranks(table, args, prepared, console) if device is not None else []
+        ranks = _ranks(table, args, prepared, plans, summary, console) if device is not None else []
         if args.json:
             _write_json(args.json, prepared, summary, device, ranks)
         return GOOD
@@ -66,35 +72,45 @@ def _ranks(
     table: dict[str, Any],
     args: argparse.Namespace,
     prepared: Prepared,
+    plans: dict[int, Plan],
+    summary: Summary,
     console: Console,
 ) -> list[Outlook]:
     """Memory, traffic and time on each number of ranks that can share a step's rows."""
-    from brim.data.stats import imbalance
     from brim.train.config import of_table
     from brim.train.parallel.outlook import prospect
 
-    config = of_table(table, args.config.resolve().parent)
     seen = prospect(
-        config,
+        of_table(table, args.config.resolve().parent),
         prepared,
         args.gpu,
         on_a_host=args.gpus_per_host,
         network_gb_s=args.network_gb_s,
     )
-    found = []
-    for world in args.world:
-        rows = config.train.gradient_accumulation_steps * world or prepared.plan.rows_per_step
-        if rows % world:
-            console.print(
-                f"{world} ranks cannot share {rows} rows a step: set data.rows_per_step to a "
-                "multiple, or train.gradient_accumulation_steps",
-                highlight=False,
-            )
-            continue
-        plan = replace(prepared.plan, rows_per_step=rows, starts=[0], _epochs={})
-        found.append(seen.on(world, rows // world, imbalance(plan, world).micro_step))
+    found = [
+        seen.on(line.world, plans[line.world].rows_per_step // line.world, line.micro_step)
+        for line in summary.imbalance
+    ]
     if found:
         plan_ranks.show(console, seen, found)
+    for world in set(args.world) - set(plans):
+        console.print(
+            f"{world} ranks cannot share {prepared.plan.rows_per_step} rows a step: set "
+            "data.rows_per_step to a multiple, or train.gradient_accumulation_steps",
+            highlight=False,
+        )
+    return found
+
+
+def _plans(table: dict[str, Any], plan: Plan, worlds: Sequence[int]) -> dict[int, Plan]:
+    """For each number of ranks that can share its rows, the plan it would have."""
+    train = table.get("train")
+    each = train.get("gradient_accumulation_steps", 0) if isinstance(train, dict) else 0
+    found = {}
+    for world in worlds:
+        rows = each * world if isinstance(each, int) and each else plan.rows_per_step
+        if rows % world == 0:
+            found[world] = replace(plan, rows_per_step=rows, starts=[0], _epochs={})
     return found
 
 

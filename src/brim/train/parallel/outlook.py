@@ -8,7 +8,6 @@ import numpy as np
 
 from brim.data.plan import Plan
 from brim.data.prepare import Prepared
-from brim.errors import ConfigError
 from brim.hardware.gpus import Gpu, peak_flops
 from brim.model import flops
 from brim.model.batch import RowCounts
@@ -116,13 +115,11 @@ class Prospect:
     links: Cluster
 
     def on(self, world: int, rows: int, waiting: float) -> Outlook:
-        """``rows``: of a rank in a step; ``waiting``: the plan's imbalance.  Raises ConfigError."""
+        """``rows``: of a rank in a step; ``waiting``: the plan's imbalance.
+
+        Raises ConfigError for a parallelism that so many ranks cannot have.
+        """
         on_a_host = min(world, self.links.on_a_host)
-        if world % on_a_host:
-            raise ConfigError(
-                f"{world} ranks do not fill hosts of {on_a_host}",
-                hint="set --gpus-per-host to what a host has",
-            )
         room = int(self.memory * USABLE)
         where = World(ranks=world, on_a_host=on_a_host, rows=rows, room=room)
         option = pick(options(self.config, self.model, self.row, where, together=True))

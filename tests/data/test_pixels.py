@@ -40,6 +40,13 @@ def test_patches_made_on_the_device_equal_those_of_the_loader() -> None:
     np.testing.assert_array_equal(patchify(torch.from_numpy(images)).numpy(), out)
 
 
+def test_each_of_256_values_is_the_textbooks_to_the_bit() -> None:
+    levels = torch.arange(256, dtype=torch.uint8)
+    textbook = (levels.float() / 255 - 0.5) / 0.5
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert torch.equal(normalize(levels, dtype), textbook.to(dtype))
+
+
 def test_white_is_1_and_black_is_minus_1() -> None:
     values = normalize(torch.tensor([0, 255], dtype=torch.uint8), torch.bfloat16)
     assert values.tolist() == [-1.0, 1.0]
@@ -160,3 +167,11 @@ def test_the_triton_kernel_in_the_interpreter_equals_the_reference() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_triton_kernel_on_a_gpu_equals_the_reference_bit_by_bit() -> None:
     assert "equal" in _kernel("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_plain_torch_has_the_same_256_values() -> None:
+    levels = torch.arange(256, dtype=torch.uint8)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert torch.equal(normalize(levels.cuda(), dtype).cpu(), normalize(levels, dtype))

@@ -26,7 +26,9 @@ import torch
 
 def normalize(patches: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """uint8 → values in -1..1, computed in float32 and rounded once to ``dtype``."""
-    return (patches.float() / 127.5 - 1).to(dtype)
+    # by a number, CUDA multiplies with the reciprocal: one of the 256 values would round otherwise
+    half = torch.full((), 127.5, device=patches.device)
+    return (patches.float() / half - 1).to(dtype)
 
 
 def processor_values(patches: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

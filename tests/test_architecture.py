@@ -18,8 +18,11 @@ SRC = ROOT / "src" / "brim"
 ORDER = (
     "errors", "units", "files",
     "record", "hardware", "diagnose", "observe", "report", "data", "model", "train", "tune", "cli",
+    "api",
 )  # fmt: skip
-WITHOUT_TORCH = ("errors", "units", "files", "record", "hardware", "diagnose", "report", "cli")
+WITHOUT_TORCH = (
+    "errors", "units", "files", "record", "hardware", "diagnose", "report", "cli", "api",
+)  # fmt: skip
 # `train` writes the same records through `record`; `tune` starts jobs as processes.
 FORBIDDEN = {"train": {"observe", "tune", "report"}}
 

@@ -215,14 +215,19 @@ class Sampler:
         period_s: float = PERIOD_S,
         *,
         job: int | None = None,
+        with_root: bool = False,
         backend: Backend | None = None,
         max_bytes: int = MAX_FILE_BYTES,
         cpu_share: float = CPU_SHARE,
     ) -> None:
-        """``job``: the process whose descendants are the job (default: the caller's)."""
+        """``job``: the process whose descendants are the job (default: the caller's).
+
+        ``with_root``: that process itself belongs to the job too.
+        """
         self._run_dir = run_dir
         self._period_s = period_s
         self._job = os.getpid() if job is None else job
+        self._with_root = with_root
         self._backend = backend
         self._max_bytes = max_bytes
         self._cpu_share = cpu_share
@@ -268,7 +273,8 @@ class Sampler:
             writer.close()
 
     def _record(self, writer: Writer) -> None:
-        with contextlib.closing(Probe(job=self._job, backend=self._backend)) as probe:
+        made = Probe(job=self._job, with_root=self._with_root, backend=self._backend)
+        with contextlib.closing(made) as probe:
             described: list[Device] | None = None
             period_s, cost_s = self._period_s, 0.0
             while not writer.error:

@@ -198,14 +198,14 @@ def _take(steps: Iterator[None], count: int) -> tuple[float, float]:
 
 
 class Gate:
-    """Stands for the sampler's stop event; while it is closed, the sampler's clock rests.
+    """Stands for the lock that the sampler waits for; while it is closed, the sampler rests.
 
     Ending and starting the thread instead would put a thread's birth into every step with hooks.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.open, self.ended, self.resting = True, False, False
+        self.open, self.held, self.resting = True, True, False
 
     def turn(self, *, on: bool) -> None:
         """Closing waits until the sampler rests: the hooks' end would end its thread."""
@@ -215,25 +215,28 @@ class Gate:
             if not self.changed.wait_for(lambda: on or self.resting, timeout=5.0):
                 raise SystemExit("the sampler has ended: see the run's notes")
 
-    def set(self) -> None:
+    def locked(self) -> bool:
+        return self.held
+
+    def release(self) -> None:
         with self.changed:
-            self.ended = True
+            self.held = False
             self.changed.notify_all()
 
-    def wait(self, seconds: float) -> bool:
-        """True at once when it is set, else False after ``seconds`` with the gate open."""
+    def acquire(self, blocking: bool = True, timeout: float = 0.0) -> bool:
+        """True at once when it is free, else False after ``timeout`` with the gate open."""
         with self.changed:
-            while seconds > 0 and not self.ended:
+            while timeout > 0 and self.held:
                 if self.open:
                     begin = time.perf_counter()
-                    self.changed.wait(seconds)
-                    seconds -= time.perf_counter() - begin
+                    self.changed.wait(timeout)
+                    timeout -= time.perf_counter() - begin
                 else:
                     self.resting = True
                     self.changed.notify_all()
                     self.changed.wait()
                     self.resting = False
-            return self.ended
+            return not self.held
 
 
 class Switch:
@@ -247,11 +250,8 @@ class Switch:
             raise SystemExit("no step was recorded: is the job under brim diagnose?")
         self.recorder = recorder.current
         self.recorder.sampler.stop()
-        self.recorder.sampler.stopping = self.gate
-        self.recorder.sampler.thread = threading.Thread(
-            target=self.recorder.sampler._run, name="brim-sampler", daemon=True
-        )
-        self.recorder.sampler.thread.start()
+        self.recorder.sampler.running = self.gate
+        self.recorder.sampler.start()
 
     def turn(self, *, on: bool) -> None:
         if on:

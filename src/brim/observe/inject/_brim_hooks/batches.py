@@ -13,6 +13,7 @@ from typing import Any
 from _brim_hooks.recorder import Recorder
 
 MOST = 256  # batches per process that are looked at
+NONE = 32  # batches without a row of tokens, after which there will be none
 MASKS = ("attention_mask", "text_attention_mask", "input_mask", "mask")
 INVERTED = ("padding_mask", "pad_mask", "key_padding_mask", "src_key_padding_mask")
 RARE = 0.05  # of the tokens that are no padding: how many may have the padding's value
@@ -25,11 +26,15 @@ def received(rec: Recorder, batch: Any) -> None:
         return
     rec.batches_seen += 1
     found = count(batch)
-    if found is not None:
-        rec.add("tokens", found[0])
-        rec.add("pad_tokens", found[1])
-        rec.add("counted_batches", 1)
-        rec.sums["longest"] = max(rec.sums.get("longest", 0), found[2])
+    if found is None:
+        if not rec.counts_tokens and rec.batches_seen >= NONE:
+            rec.batches_seen = MOST
+        return
+    rec.counts_tokens = True
+    rec.add("tokens", found[0])
+    rec.add("pad_tokens", found[1])
+    rec.add("counted_batches", 1)
+    rec.sums["longest"] = max(rec.sums.get("longest", 0), found[2])
 
 
 def count(batch: Any) -> tuple[int, int, int] | None:

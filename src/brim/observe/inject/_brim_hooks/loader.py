@@ -18,7 +18,9 @@ _inside = threading.local()
 
 def _outermost() -> Recorder | None:
     """The recorder, when this thread trains and is not already inside a loader."""
-    if _r.off or getattr(_inside, "loader", False) or os.getpid() in _worker_pids:
+    if _r.off or getattr(_inside, "loader", False):
+        return None
+    if _worker_pids and os.getpid() in _worker_pids:
         return None
     rec = _r.recorder()
     return rec if rec is not None and rec.mine() else None

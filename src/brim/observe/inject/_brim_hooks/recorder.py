@@ -115,6 +115,9 @@ def rounded(samples: dict[str, list[float]]) -> dict[str, list[float]]:
     return {key: [c[0], *(round(value, 6) for value in c[1:])] for key, c in samples.items()}
 
 
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
+
+
 class Appender:
     """Appends JSON lines to one file, at most MAX_BYTES, and never raises."""
 
@@ -123,11 +126,13 @@ class Appender:
         self.fd: int | None = None
         self.written = 0
 
-    def line(self, record: dict[str, Any]) -> None:
+    def line(self, *records: dict[str, Any]) -> None:
+        """One system call, however many lines."""
         global full
         if off or full:
             return
-        data = (json.dumps(record, separators=(",", ":")) + "\n").encode("utf-8", "replace")
+        text = "\n".join([*map(_encoded, records), ""])
+        data = text.encode("utf-8", "replace")
         try:
             if self.fd is None:
                 self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -164,6 +169,7 @@ class Recorder:
         self.phase = ""
         self.backwards = 0
         self.batches_seen = 0
+        self.counts_tokens = False
         self.plan: Any = None  # of :mod:`_brim_hooks.window`
         self.loaded = False  # a torch DataLoader feeds this process
         self.evaluating: int | None = None  # backward passes when the model was set to eval()
@@ -237,11 +243,12 @@ class Recorder:
     def write(self) -> None:
         """Append the steps that are pending, from whichever thread."""
         with self.writing:
-            while self.pending:
-                record = self.pending.popleft()
+            records = [self.pending.popleft() for _ in range(len(self.pending))]
+            for record in records:
                 if "samples" in record:
                     record["samples"] = rounded(record["samples"])
-                self.file.line(record)
+            if records:
+                self.file.line(*records)
 
     def restart(self) -> None:
         """Leave out the time since the last tick: it was brim's own."""

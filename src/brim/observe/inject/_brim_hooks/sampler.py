@@ -1,4 +1,4 @@
-"""Looks at the training thread some 25 times a second from a thread of its own.
+"""Looks at the training thread some 20 times a second from a thread of its own.
 
 A sample is worth the time since the one before, so that shares stay right when a long C call
 kept the interpreter lock.  Stacks are stored once each; the step records count them by number.
@@ -21,10 +21,12 @@ from typing import Any
 from _brim_hooks import batches
 from _brim_hooks import recorder as _recorder
 
-PERIOD = 0.04
+PERIOD = 0.05
+_random = random.Random()  # the program's own sequence is none of ours
 WRITE = 0.2  # seconds between two times that steps are written
 MAX_DEPTH = 64
 MAX_STACKS = 4000
+MAX_CODES = 20000  # functions; a program that makes new ones all the time has no more than these
 LOOKS = 40  # calls of the model that are looked at, where no loader shows the batches
 SWITCH = 0.003  # waiting longer than this for the interpreter lock means somebody holds it
 
@@ -35,10 +37,11 @@ class Sampler:
     def __init__(self, owner: Any, appender: Any) -> None:
         self.owner = owner
         self.appender = appender
-        self.ids: dict[Any, str] = {}
+        self.ids: dict[tuple[Any, ...], str] = {}
+        self.codes: dict[int, tuple[CodeType, bool]] = {}
         self.counts: dict[str, list[float]] = {}
         self.lock = threading.Lock()
-        self.stopping = threading.Event()
+        self.running = threading.Lock()  # held while it samples: waiting for it is a pause
         self.thread: threading.Thread | None = None
         self.natives: dict[int, int] = {}
         self.cpu: dict[int, float] = {}
@@ -47,18 +50,21 @@ class Sampler:
 
     def start(self) -> None:
         """Sample from now on; also after :meth:`stop`."""
-        self.stopping.clear()
+        self.running.acquire(blocking=False)
         self.thread = threading.Thread(target=self._run, name="brim-sampler", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         """End the thread; at exit no thread of brim's may be left for Python to tear down."""
-        self.stopping.set()
+        if self.running.locked():
+            self.running.release()
         if self.thread is not None and threading.current_thread() is not self.thread:
             self.thread.join(1.0)
 
     def take(self) -> dict[str, list[float]]:
         """Samples since the last call: {stack: [n, wall, cpu, lock wait]} in seconds."""
+        if not self.counts:
+            return {}
         with self.lock:
             counts, self.counts = self.counts, {}
         return counts
@@ -66,9 +72,9 @@ class Sampler:
     def _run(self) -> None:
         due = last = time.perf_counter()
         while not _recorder.off:
-            pause = PERIOD * random.uniform(0.6, 1.4)  # never in step with the job's own rhythm
+            pause = PERIOD * (0.6 + 0.8 * _random.random())  # never in step with the job's rhythm
             before = time.perf_counter()
-            if self.stopping.wait(pause):
+            if self.running.acquire(timeout=pause):
                 return
             t = time.perf_counter()
             try:
@@ -155,20 +161,37 @@ class Sampler:
         return max(0.0, wall - cpu)
 
     def _key(self, phase: str, frame: FrameType | None) -> str:
-        """The number of a stack; a new one is written out, leaf first."""
-        stack: list[tuple[CodeType, int]] = []
-        while frame is not None and len(stack) < MAX_DEPTH:
+        """The number of a stack; a new one is written out, leaf first.
+
+        Code objects are told apart by their address: hashing one takes all of its bytecode.
+        """
+        identity: list[Any] = [phase]
+        top = frame
+        while frame is not None and len(identity) < 2 * MAX_DEPTH:
             code = frame.f_code
-            stack.append((code, (frame.f_lineno or 0) if len(stack) < 1 or _is_user(code) else 0))
+            lined = self._is_user(code) or frame is top
+            identity.append(id(code))
+            identity.append(frame.f_lineno if lined else 0)
             frame = frame.f_back
-        identity = (phase, tuple(stack))
-        key = self.ids.get(identity)
+        found = tuple(identity)
+        key = self.ids.get(found)
         if key is None:
-            if len(self.ids) >= MAX_STACKS:
+            if len(self.ids) >= MAX_STACKS or len(self.codes) >= MAX_CODES:
                 return "0"
-            key = self.ids[identity] = str(len(self.ids) + 1)
+            key = self.ids[found] = str(len(self.ids) + 1)
+            at = range(1, len(found), 2)
+            stack = [(self.codes[found[i]][0], found[i + 1] or 0) for i in at]
             self.appender.line({"id": key, "phase": phase, "frames": self._frames(stack)})
         return key
+
+    def _is_user(self, code: CodeType) -> bool:
+        """Lines matter in the user's own files; in libraries the function is enough."""
+        entry = self.codes.get(id(code))
+        if entry is None:
+            entry = (code, _is_own(code.co_filename))
+            if len(self.codes) < MAX_CODES:
+                self.codes[id(code)] = entry  # as long as it is here, its address is its own
+        return entry[1]
 
     @staticmethod
     def _frames(stack: Iterable[tuple[CodeType, int]]) -> list[list[Any]]:
@@ -193,18 +216,10 @@ def _clean(text: str) -> str:
     return (_LITERAL.sub("'***'", text) if _SECRET.search(text) else text)[:160]
 
 
-_user: dict[CodeType, bool] = {}
-
-
-def _is_user(code: CodeType) -> bool:
-    """Lines matter in the user's own files; in libraries the function is enough."""
-    answer = _user.get(code)
-    if answer is None:
-        name = code.co_filename
-        answer = not (
-            "site-packages" in name
-            or "dist-packages" in name
-            or name.startswith((sys.base_prefix, "<", _SKIP))
-        )
-        _user[code] = answer
-    return answer
+def _is_own(name: str) -> bool:
+    """Is a file the program's own, and no library's?"""
+    return not (
+        "site-packages" in name
+        or "dist-packages" in name
+        or name.startswith((sys.base_prefix, "<", _SKIP))
+    )

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from brim.data.loader import Loader
-from brim.data.pixels import processor_values
+from brim.data.pixels import normalize, processor_values
 from brim.data.prepare import Prepared
 from brim.errors import UsageError
 
@@ -129,7 +129,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         batch["pixel_values"] = processor_values(torch.from_numpy(row["patches"]))
         batch["image_grid_thw"] = grids[:still_frames]
     if clips:
-        batch["pixel_values_videos"] = torch.from_numpy(row["video_patches"]).float() / 127.5 - 1
+        batch["pixel_values_videos"] = normalize(torch.from_numpy(row["video_patches"]))
         batch["video_grid_thw"] = grids[still_frames:]
     return batch
 

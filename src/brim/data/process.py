@@ -376,7 +376,7 @@ def main(connection: Connection, ring_fd: int) -> None:
     torch.set_num_threads(1)
     job = connection.recv()
     if job.maker.gpu is not None:
-        torch.cuda.set_device(job.maker.gpu.device)
-        torch.cuda.init()  # before the limit: what the driver maps is not the decoders' doing
+        # a context before the limit: what the driver maps is not the decoders' doing
+        torch.empty(1, device=job.maker.gpu.device)
     limit_memory(_MEMORY)
     Engine(job, connection, Ring(ring_fd, job.slots, job.slot_bytes)).run()

@@ -122,6 +122,14 @@ def test_a_knob_that_was_applied_nowhere_is_said_with_its_reason() -> None:
     assert found.why == "debug modes off: no debug mode was on"
 
 
+def test_a_run_that_was_ended_because_its_knob_had_nothing_to_act_on_says_that() -> None:
+    nowhere = [Applied(id="debug", state="failed", reason="TypeError")]
+    job = _Job([1.0], [0.5], ending="nothing measured", applied=nowhere)
+    assert _judge(job).compare(A, B, "same").fate == "not applied"
+    crashed = _Job([1.0], [0.5], ending="crashed", why="exit code 1", applied=nowhere)
+    assert _judge(crashed).compare(A, B, "same").fate == "crashed"
+
+
 def test_a_knob_that_one_of_two_ranks_applied_is_applied() -> None:
     both = [Applied(id="debug", state=state) for state in ("unavailable", "applied")]  # type: ignore[arg-type]
     assert _judge(_Job([1.0], [0.5], applied=both)).compare(A, B, "same").better

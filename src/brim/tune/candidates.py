@@ -84,12 +84,19 @@ def _workers(start: int, job: Job, *, most: int) -> _Try:
     return _Try({"loader.num_workers": start, "loader.persistent_workers": True}, axis=axis)
 
 
+def _more(start: int, job: Job, *, most: int) -> _Try:
+    """Twice as many, for when the first number did not help."""
+    again = _workers(2 * start, job, most=most)
+    return _Try(again.settings, 0.6, again.axis)
+
+
 def _too_few_workers(finding: Finding, job: Job) -> list[_Try]:
     if finding.facts.get("custom"):
         return []
     now = _number(finding, "now", 0)
     start = _number(finding, "workers", max(now + 1, job.cores - 1))
-    return [_workers(start, job, most=max(2 * job.cores, start)), _ahead(0.3)]
+    most = max(2 * job.cores, start)
+    return [_workers(start, job, most=most), _more(start, job, most=most), _ahead(0.3)]
 
 
 def _main_process(finding: Finding, job: Job) -> list[_Try]:
@@ -100,7 +107,8 @@ def _main_process(finding: Finding, job: Job) -> list[_Try]:
         return [_workers(max(4, needed), job, most=32)]
     # one core is the training thread's, where there is more than one
     fit = max(1, job.cores - 1)
-    return [_workers(min(max(needed, 2), fit), job, most=2 * job.cores)]
+    start, most = min(max(needed, 2), fit), 2 * job.cores
+    return [_workers(start, job, most=most), _more(start, job, most=most)]
 
 
 def _storage(finding: Finding, job: Job) -> list[_Try]:
@@ -223,13 +231,19 @@ _RULES: Final[dict[str, _Rule]] = {
 }  # fmt: skip
 
 _UNPROMPTED: Final[tuple[dict[str, Value], ...]] = (
-    {"optimizer.fused": True},
+    {"precision.autocast": "bfloat16"},
+    {"precision.tf32": "high"},
+    {"recompute": "none"},
     {"liger": True},
+    {"attention.implementation": "flash_attention_2"},
+    {"patch_embedding.matmul": True},
+    {"optimizer.fused": True},
     {"attention.sdpa": "cudnn"},
     {"gc.freeze": True},
-    {"precision.tf32": "high"},
+    {"compile.blocks": True},
 )
-"""On a device that computes nearly all the time, in the order of what they usually bring."""
+"""On a device that computes nearly all the time, in the order of what they usually bring for the
+time that a trial takes; one that has nothing to act on says so in its only run."""
 
 
 def candidates(findings: Sequence[Finding], job: Job) -> list[Candidate]:

@@ -100,13 +100,14 @@ class Judge:
 
     def _check(self, a: Settings, b: Settings, after: Outcome, numbers: Numbers) -> Judgement:
         """Did it run, with what was asked for, and does it compute the same?"""
-        if after.ending != "measured":
-            return Judgement(fate=after.fate, why=after.why)
         changed = {id for id, value in b.items() if a.get(id) != value}
         missing = after.missing(changed)
-        if changed and set(missing) == changed:
+        ran = after.ending in ("measured", "nothing measured")  # the latter: ended for this reason
+        if changed and set(missing) == changed and ran:
             why = "; ".join(f"{words({id: b[id]})}: {why}" for id, why in missing.items())
             return Judgement(fate="not applied", why=why)
+        if after.ending != "measured":
+            return Judgement(fate=after.fate, why=after.why)
         found = self._losses(a, after, numbers)
         if found.same is False:
             finite = None not in after.losses.values()

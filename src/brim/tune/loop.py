@@ -111,14 +111,18 @@ class Tuner:
         for candidate in self._propose(self._diagnosed(), self.base):
             if not self._lossy and not candidate.lossless:
                 continue
-            if all(self.base.get(id) == value for id, value in candidate.settings.items()):
-                continue
-            key = key_of(candidate.settings)
-            if key in self._shares and candidate.share <= AGAIN * self._shares[key]:
-                continue
-            self._shares[key] = max(candidate.share, 1e-9)
-            return candidate
+            changed = {k: v for k, v in candidate.settings.items() if self.base.get(k) != v}
+            if changed and self._is_new(changed, candidate.share):
+                return candidate
         return None
+
+    def _is_new(self, changed: Settings, share: float) -> bool:
+        """Has it not been tried, or has its cause grown so much that it is worth another trial?"""
+        key = key_of(changed)
+        if key in self._shares and share <= AGAIN * self._shares[key]:
+            return False
+        self._shares[key] = max(share, 1e-9)
+        return True
 
     def _try(self, candidate: Candidate) -> None:
         what = words(candidate.settings)
@@ -175,6 +179,8 @@ class Tuner:
 
     def _step(self, candidate: Candidate, knob: str, value: Value) -> bool:
         change = {knob: value}
+        if not self._is_new(change, candidate.share):
+            return False
         self._say(f"  trying {words(change)} instead of {self.base[knob]}")
         trial = {**self.base, **change}
         found = self._judge.compare(self.base, trial, numbers_of(change))

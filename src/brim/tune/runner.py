@@ -13,6 +13,7 @@ from brim import __version__
 from brim.observe import launch
 from brim.observe.devices import Sampler
 from brim.record import run as runs
+from brim.record.applied import read_applied
 from brim.tune import process
 from brim.tune.candidates import key_of
 from brim.tune.knobs import Settings
@@ -93,22 +94,37 @@ def hooked(command: Sequence[str], prepare: Prepare, window: Window) -> Starter:
     """Any command, with brim's hooks in it; raises ``InputError`` when there is none such."""
     words = launch.resolve(command)
     profiled: set[tuple[object, ...]] = set()
+    known: set[str] = set()
 
     def start(settings: Settings, folder: Path, alternate: Settings | None) -> Start:
         # a device's trace takes long to write: the first run of a setting has it, for its diagnosis
         profile = alternate is None and key_of(settings) not in profiled
         profiled.add(key_of(settings))
+        fresh = set(settings) - known
+        known.update(settings)
         switch = None if alternate is None else (alternate, window.block)
         prepared = prepare(words, settings, Path.cwd(), switch)
         options = window.options(profile=profile, switching=alternate is not None)
         return Start(
             command=prepared.command,
             env={**launch.environment(folder, options), **prepared.env},
-            measured=lambda: runs.is_measured(folder),
+            measured=lambda: runs.is_measured(folder) or in_vain(folder, fresh),
             records=lambda: folder,
         )
 
     return start
+
+
+def in_vain(folder: Path, knobs: set[str]) -> bool:
+    """Have all these knobs found nothing to act on, in every process that spoke?
+
+    The rest of such a run would measure what has been measured before.
+    """
+    if not knobs:
+        return False
+    ranks = [read_applied(path).knobs for path in folder.glob("applied.rank*.jsonl")]
+    said = [rank[id].state for rank in ranks for id in knobs if id in rank]
+    return bool(said) and len(said) == len(ranks) * len(knobs) and "applied" not in said
 
 
 class Runner:

@@ -249,7 +249,8 @@ def _sent(
     reduce = cluster.seconds("reduce-scatter", spread.shards, sums)
     copies, shard = world // spread.shards, sums / spread.shards
     if copies > 1:
-        reduce += cluster.seconds("all-reduce", copies, shard, spread_out=True)
+        # another link, which carries one group's while the first reduces the next one's
+        reduce = max(reduce, cluster.seconds("all-reduce", copies, shard, spread_out=True))
     return gather, reduce
 
 

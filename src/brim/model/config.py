@@ -99,7 +99,8 @@ class ModelConfig:
             )
         text, vision = raw["text_config"], raw["vision_config"]
         _refuse_unsupported(text, vision, where)
-        if kind == "qwen3_vl_moe" and not (text.get("num_experts") or text.get("num_local_experts")):
+        experts = text.get("num_experts") or text.get("num_local_experts")
+        if kind == "qwen3_vl_moe" and not experts:
             raise InputError(f"{where}: a {kind} without text_config.num_experts")
         tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
         return cls(text=_text(text), vision=_vision(vision), tied=bool(tied), source=dict(raw))

@@ -73,6 +73,7 @@ def test_memory_is_shown_as_columns_for_a_gpu_that_is_not_here(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = config.read_text().replace('path = "', 'random = "8B"\nprocessor = "')
+    text = text.replace("rows_per_step = 4\n", "")
     config.write_text(text.replace("tokens_per_row = 1024", "tokens_per_row = 8192"))
     out = tmp_path / "plan.json"
     assert main(["plan", str(config), "--gpu", "H200 SXM 141GB", "--json", str(out)]) == 0
@@ -108,7 +109,37 @@ def test_without_a_gpu_the_columns_are_those_of_half_precision_and_nothing_is_ch
     config.write_text(config.read_text().replace('path = "', 'random = "2B"\nprocessor = "'))
     assert main(["plan", str(config)]) == 0
     shown = capsys.readouterr().out
-    assert "Memory of a step, GiB, on any GPU from Ampere on" in shown and "←" not in shown
+    words = " ".join(shown.split())  # the title is as wide as the table
+    assert "Memory of a step, GiB, on any GPU from Ampere on" in words and "←" not in shown
     (weights,) = (line.split()[1:] for line in shown.splitlines() if line.startswith("weights"))
     assert weights == ["4.0"] * 3  # GiB: 2,127,532,032 parameters of two bytes
-    assert "no GPU here: --gpu NAME says which of these fits" in shown
+    assert "no GPU here: --gpu NAME says which of these fits" in words
+
+
+def test_a_line_for_each_number_of_ranks_says_memory_traffic_and_time(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    text = config.read_text().replace('path = "', 'random = "8B"\nprocessor = "')
+    text = text.replace("rows_per_step = 4\n", "")
+    config.write_text(text + "[train]\ngradient_accumulation_steps = 1\n")
+    words = ["plan", str(config), "--json", str(out), "--gpu", "H200 SXM 141GB"]
+    assert main([*words, "--world", "8", "64", "--gpus-per-host", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "Ranks of H200 SXM 141GB, 8 a host: 450 GB/s inside, 50 GB/s each" in shown
+    eight, many = json.loads(out.read_text())["ranks"]
+    assert (eight["parallel"], eight["shards"], many["parallel"], many["shards"]) == (
+        "fsdp", 8, "hsdp", 8,
+    )  # fmt: skip
+    assert eight["fits"] and eight["peak"] < eight["room"]
+    assert {t["kind"] for t in eight["traffic"]} == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert sum(t["ranks"] == 64 for t in many["traffic"]) == 1  # the sums of a step
+    assert many["step_s"] > eight["step_s"] > eight["exposed_s"] > 0
+    assert json.loads(out.read_text())["imbalance"][1]["world"] == 64
+
+
+def test_ranks_that_cannot_share_a_step_are_named(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(config), "--world", "2", "64"]) == 0
+    assert "64 ranks cannot share 4 rows a step" in capsys.readouterr().out

@@ -59,6 +59,7 @@ class Command:
         lines = tuple(imbalance(plan, world) for world, plan in plans.items())
         summary = structs.replace(summary, imbalance=lines)
         show(console, prepared, summary)
+        _say_odd(console, prepared.plan, [w for w in args.world if w not in plans])
         device = _device(table, args, prepared)
         if device is not None:
             plan_memory.show(console, device)
@@ -93,13 +94,16 @@ def _ranks(
     ]
     if found:
         plan_ranks.show(console, seen, found)
-    for world in set(args.world) - set(plans):
+    return found
+
+
+def _say_odd(console: Console, plan: Plan, worlds: Sequence[int]) -> None:
+    if worlds:
         console.print(
-            f"{world} ranks cannot share {prepared.plan.rows_per_step} rows a step: set "
-            "data.rows_per_step to a multiple, or train.gradient_accumulation_steps",
+            f"{', '.join(map(str, worlds))} ranks cannot share {plan.rows_per_step} rows a step: "
+            "set data.rows_per_step to a multiple, or train.gradient_accumulation_steps\n",
             highlight=False,
         )
-    return found
 
 
 def _plans(table: dict[str, Any], plan: Plan, worlds: Sequence[int]) -> dict[int, Plan]:

@@ -154,3 +154,38 @@ def test_sharding_without_torchrun_says_how_to_start_it(
     assert one.codes == [2]
     assert "parallel.data is fsdp, and there is one process" in one.said[0]
     assert "torchrun --nproc-per-node" in one.said[0]
+
+
+@pytest.mark.parametrize("data", ["ddp", "fsdp", "hsdp"])
+def test_a_dry_run_of_64_ranks_needs_one_process_and_no_gpu(
+    data: str, settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *settings,
+        "--dry-run", "--world", "64", "--gpu", "H200 SXM 141GB",
+        "--set", f"parallel.data={data}",
+        "--set", "train.gradient_accumulation_steps=2",
+        "--set", f"output_dir={tmp_path / 'out'}",
+    ]  # fmt: skip
+    path = Path(settings[1])
+    shared = path.with_name(f"{data}.toml")
+    shared.write_text(path.read_text().replace("rows_per_step = 4\n", ""))
+    words[1] = str(shared)
+    assert command(words) == (0, "")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"model {data}: as configured" in shown
+    # blocks 3 + 3, taps 2, merger, tower, root: 11 groups, gathered for each of two rows
+    gathers = {"ddp": 0, "fsdp": 22, "hsdp": 22}[data]
+    ranks = 64 if data == "fsdp" else 8
+    assert (f"all-gather {ranks} {gathers} " in shown) == (gathers > 0)
+    assert (f"reduce-scatter {ranks} 11 " in shown) == (gathers > 0)
+    assert ("all-reduce 8 11 " in shown) == (data == "hsdp")
+    assert "predicted step" in shown and "MFU" in shown
+    assert not (tmp_path / "out").exists()
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_dry_run_refuses_what_the_run_would(settings: list[str], tmp_path: Path) -> None:
+    code, said = command([*settings, "--dry-run", "--world", "3"])
+    assert code == 2
+    assert "rows_per_step is 4, which 3 ranks cannot share" in said

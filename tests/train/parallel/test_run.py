@@ -77,6 +77,7 @@ warmup_ratio = 0
 [train]
 max_steps = 3
 save_steps = 2
+eval_steps = 2
 [data]
 sources = ["photos/train.jsonl"]
 tokens_per_row = 640
@@ -107,6 +108,10 @@ def evaluated(said: str) -> float:
     return float(line.split()[-1])
 
 
+def checkpoints(of: Run) -> list[str]:
+    return sorted(path.name for path in (of.folder / "checkpoints").iterdir() if path.is_dir())
+
+
 @pytest.mark.parametrize("data", ["auto", "fsdp"])
 def test_two_ranks_train_evaluate_and_export_what_one_does(
     data: str, settings: list[str], alone: Run, tmp_path: Path
@@ -122,6 +127,8 @@ def test_two_ranks_train_evaluate_and_export_what_one_does(
     for name, weight in alone.model().items():
         assert torch.allclose(both.model()[name], weight, atol=2e-5), name
     assert {p.header.world for p in read_run(both.records).processes} == {2}
+    # the one of step 2 was written right after an evaluation, which left no weights gathered
+    assert checkpoints(both) == ["step-00000002", "step-00000003"]
 
 
 def test_metrics_count_what_all_ranks_did(settings: list[str], alone: Run, tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ class Alone:
         for parameter in parameters:
             parameter.grad = None
 
+    def settle(self) -> None:
+        """After forward passes without a backward one: give back the weights that they kept."""
+
     @contextmanager
     def whole(self) -> Iterator[None]:
         """While entered, every rank has all weights; what is changed in a gathered one is lost."""
@@ -164,11 +167,13 @@ class Sharded(Alone):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        modules = _sharded(groups(self.model).values())
-        for module in modules:
+        for module in _sharded(groups(self.model).values()):
             module.unshard()
         yield
-        for module in modules:
+        self.settle()
+
+    def settle(self) -> None:
+        for module in _sharded(groups(self.model).values()):
             module.reshard()
 
 

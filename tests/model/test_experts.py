@@ -16,6 +16,7 @@ from brim.model import flops
 from brim.model.config import ModelConfig
 from brim.model.experts import TextExperts
 from brim.model.flops import Trained
+from brim.model.kernels import compile_blocks
 from brim.model.lora import add_lora, lora_layers
 from brim.model.qwen3vl import Qwen3VL
 from brim.model.weights import load, save
@@ -87,6 +88,23 @@ def test_forward_and_backward_read_no_value(pair: Pair, samples: dict[str, list[
         pair.ours(batch, 1 / batch.counts.scored).backward()
 
 
+def test_compiled_blocks_see_the_experts_as_part_of_one_graph(
+    pair: Pair, samples: dict[str, list[Document]]
+) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    model, batch = load(pair.folder), row(samples["mixed"], extra=3)
+    expected = model(batch).item()
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compile_blocks(model, backend=counter)
+    loss = model(batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=0.01)
+    # a text block, a vision block, the merger and a deepstack merger
+    assert counter.frame_count == 4
+
+
 def test_an_expert_without_tokens_gets_a_zero_gradient_and_harms_nothing() -> None:
     config = ModelConfig.from_hf(ModelConfig.named("30B-A3B").to_hf()).text
     from dataclasses import replace
@@ -152,7 +170,7 @@ def test_a_mixture_of_another_kind_is_refused_by_the_name_of_the_field(
 def test_on_a_gpu_compiled_bfloat16_experts_are_near_float32_and_nothing_is_waited_for(
     pair: Pair, samples: dict[str, list[Document]]
 ) -> None:
-    from brim.model.kernels import choose, compile_blocks, installed, kernels
+    from brim.model.kernels import choose, installed, kernels
 
     batch = row(samples["mixed"], extra=3)
     expected = pair.ours(batch, 1 / batch.counts.scored).item()

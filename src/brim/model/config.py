@@ -214,7 +214,7 @@ def _rope(text: Mapping[str, Any]) -> Mapping[str, Any]:
 def _refuse_unsupported(text: Mapping[str, Any], vision: Mapping[str, Any], where: str) -> None:
     """Every field whose other values would change the arithmetic must have the known value."""
     rope = _rope(text)
-    known = (
+    known: tuple[tuple[str, object, object], ...] = (
         ("text_config.hidden_act", text.get("hidden_act", "silu"), "silu"),
         ("text_config.attention_bias", bool(text.get("attention_bias")), False),
         ("text_config.attention_dropout", float(text.get("attention_dropout") or 0), 0.0),

@@ -6,6 +6,8 @@ product, so no size is read on the host and every shape is the same in every ste
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -33,14 +35,14 @@ class TextExperts(nn.Module):
         chosen = experts.flatten()
         order = chosen.argsort(stable=True)
         ends = _ends(chosen, self.router.shape[0])
-        taken = x.index_select(0, order // self.chosen)
-        gate, up = _grouped(taken, self.gate_up, ends).chunk(2, dim=-1)
-        made = _grouped(F.silu(gate) * up, self.down, ends)
-        # back to the tokens' order, where a token's k results are neighbours
         back = torch.empty_like(order).index_copy_(
             0, order, torch.arange(len(order), device=x.device)
         )
-        results = made.index_select(0, back).unflatten(0, (-1, self.chosen))
+        taken = _Sorted.apply(x, order, back, self.chosen)
+        gate, up = _grouped(taken, self.gate_up, ends).chunk(2, dim=-1)
+        made = _grouped(F.silu(gate) * up, self.down, ends)
+        # in the tokens' order a token's k results are neighbours
+        results = _Unsorted.apply(made, order, back).unflatten(0, (-1, self.chosen))
         return (results * weights[..., None]).sum(1)
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,6 +50,44 @@ class TextExperts(nn.Module):
         shares = F.linear(x, self.router).softmax(-1, dtype=torch.float32)
         weights, experts = shares.topk(self.chosen, dim=-1)
         return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), experts
+
+
+class _Sorted(torch.autograd.Function):
+    """Each token (T, h) k times, in the order of the experts: (k T, h).
+
+    The gradient is gathered too and summed over a token's k copies at once, where autograd's own
+    would add them to memory one by one, in half precision and in no fixed order.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, order: torch.Tensor, back: torch.Tensor, chosen: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(back)
+        ctx.chosen = chosen
+        return x.index_select(0, order // chosen)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (back,) = ctx.saved_tensors
+        copies = grad.index_select(0, back).unflatten(0, (-1, ctx.chosen))
+        return copies.sum(1), None, None, None
+
+
+class _Unsorted(torch.autograd.Function):
+    """Rows in the order of the experts back in that of the tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, made: torch.Tensor, order: torch.Tensor, back: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(order)
+        return made.index_select(0, back)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        return grad.index_select(0, order), None, None
 
 
 def _ends(chosen: torch.Tensor, experts: int) -> torch.Tensor:

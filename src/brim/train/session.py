@@ -156,7 +156,7 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
         model = random_model(
             shape, seed=config.train.seed, dtype=dtype, device=device, kernels=picked
         )
-    _check(model.config, device)
+    _check(model.config, device, choices)
     if config.lora.r:
         add_lora(model, config.lora.r, config.lora.alpha, seed=config.train.seed)
     else:
@@ -173,7 +173,7 @@ def _model(config: Config, folder: Path | None, choices: Choices, device: torch.
     return model
 
 
-def _check(config: ModelConfig, device: torch.device) -> None:
+def _check(config: ModelConfig, device: torch.device, choices: Choices) -> None:
     """Raises InputError for a model that rows, or this device, are not made for."""
     if config.vision.grid_side != POSITIONS_SIDE:
         raise InputError(
@@ -183,6 +183,12 @@ def _check(config: ModelConfig, device: torch.device) -> None:
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     if config.text.experts and old:
         raise InputError("a mixture of experts needs a GPU of capability 8.0: Ampere or newer")
+    if config.text.experts and choices.compile.value and choices.dtype.value != "bfloat16":
+        raise ConfigError(
+            f"torch compiles a mixture of experts in bfloat16 only, and model.dtype is "
+            f"{choices.dtype.value}",
+            hint='set model.compile = "false"',
+        )
 
 
 def _states(

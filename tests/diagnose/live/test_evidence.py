@@ -34,6 +34,11 @@ def test_without_a_sample_what_lies_between_is_not_told_apart() -> None:
     assert found.seconds == pytest.approx({"gc": 0.2, "python": 0.8})
 
 
+def test_without_a_sample_the_passes_that_brims_own_trainer_times_are_computing() -> None:
+    found = evidence(steps(10, input_wait=0.02, backward=0.07))
+    assert found.seconds == pytest.approx({"input": 0.2, "compute": 0.7, "python": 0.1})
+
+
 def test_a_sample_whose_stack_was_lost_is_not_told_apart() -> None:
     found = evidence(steps(10, samples=seen(("404", 0.1))))
     assert found.seconds == pytest.approx({"python": 1.0})

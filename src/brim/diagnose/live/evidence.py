@@ -128,7 +128,10 @@ def _split(total: Step, wall: float, sites: list[Site]) -> dict[str, float]:
     seen = sum(sampled.values())
     if seen == 0:  # no stack was looked at: a step of brim's own trainer says where it was itself
         computing = min(rest, total.backward + total.optimizer)
-        sampled, seen = {stacks.COMPUTE: computing, stacks.PYTHON: rest - computing}, rest or 1.0
+        sampled = {stacks.PYTHON: rest - computing} | (
+            {stacks.COMPUTE: computing} if computing else {}
+        )
+        seen = rest or 1.0
     for kind, value in sampled.items():
         seconds[kind] = seconds.get(kind, 0.0) + value * rest / seen
     scale = wall / sum(seconds.values()) if wall and sum(seconds.values()) else 1.0

@@ -137,7 +137,7 @@ class ParallelTable:
     reduce_dtype: str = "float32"
     """fsdp, hsdp: gradients are summed in float32 or bfloat16."""
     reshard_after_forward: str = "auto"
-    """fsdp, hsdp: true gathers weights again for the backward pass, false keeps them; auto: by
+    """fsdp, hsdp: true gathers weights for every pass, false keeps them through a step; auto: by
     memory."""
     gradient_sync: str = "auto"
     """step: gradients are reduced once a step.  row: after every row, which keeps less when

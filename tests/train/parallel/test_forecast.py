@@ -64,6 +64,12 @@ def test_weights_gathered_again_are_carried_twice_a_row() -> None:
     assert again == pytest.approx(2 * kept) == pytest.approx(1.6)
 
 
+def test_weights_that_stay_are_carried_once_a_step() -> None:
+    work = [Work(forward=1.0, backward=1.0, gather=0.1, kept=True)] * 4
+    assert sharded(work, rows=5, held=True).communicating == pytest.approx(0.4)
+    assert sharded(work, rows=5).communicating == pytest.approx(2.0)
+
+
 def test_buckets_of_copies_leave_while_the_last_backward_pass_fills_them() -> None:
     work = [Work(forward=1.0, backward=2.0)] * 5
     quick = replicated(work, rows=2, buckets=[(0.5, 1.0), (1.0, 0.25)])

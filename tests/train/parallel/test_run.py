@@ -181,8 +181,8 @@ def test_a_dry_run_of_64_ranks_needs_one_process_and_no_gpu(
     assert command(words) == (0, "")
     shown = " ".join(capsys.readouterr().out.split())
     assert f"model {data}: as configured" in shown
-    # blocks 3 + 3, taps 2, merger, tower, root: 11 groups, gathered for each of two rows
-    gathers = {"ddp": 0, "fsdp": 22, "hsdp": 22}[data]
+    # blocks 3 + 3, taps 2, merger, tower, root: 11 groups, gathered for both rows
+    gathers = {"ddp": 0, "fsdp": 11, "hsdp": 11}[data]
     ranks = 64 if data == "fsdp" else 8
     assert (f"all-gather {ranks} {gathers} " in shown) == (gathers > 0)
     assert (f"reduce-scatter {ranks} 11 " in shown) == (gathers > 0)

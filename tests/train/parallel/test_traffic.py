@@ -101,10 +101,10 @@ def test_gradients_of_copies_are_sent_once_a_step_whatever_its_rows() -> None:
     assert sum(t.bytes for t in one) == 80 + sum(p.numel() * 4 for p in model.parameters())
 
 
-def test_weights_kept_through_a_row_are_gathered_half_as_often() -> None:
+def test_weights_kept_through_a_step_are_gathered_once() -> None:
     once, twice = (foreseen(FORMS[f], 8)[0] for f in ("fsdp", "fsdp, gathered again"))
     groups = 3 + 3 + 2 + 1 + 1 + 1  # blocks of text and tower, taps, merger, tower, root
-    assert once.calls == ROWS * groups
+    assert once.calls == groups
     assert twice.calls == ROWS * (2 * groups - 1)  # the root stays
 
 

@@ -7,13 +7,14 @@ model with n ranks, k rows a rank and step, gradients reduced in float32 when sh
 form                          kept beside the shard           sent and received, times (n - 1) / n
 ============================  ==============================  ===================================
 ddp                           all of it                       4, once a step
-sharded, gathered, once       2 (weights) + 4 (gradients)     2 k + 4
+sharded, gathered, once       2 (weights) + 4 (gradients)     2 + 4
+sharded, gathered             2 (weights)                     2 + 4 k
 sharded, once                 4 (gradients)                   4 k + 4
-sharded, gathered             2 (weights)                     6 k
 sharded                       nothing                         8 k
 ============================  ==============================  ===================================
 
-So they are tried from the top, and the first that fits without recomputation is taken.
+So they are tried from the top, and the first that fits without recomputation is taken (never
+"once" alone, which keeps more and sends more than "gathered" alone, unless it is asked for).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _asked(table: ParallelTable, world: World, peak: Peak) -> Parallelism:
 
 
 def _sharded(data: str, why: str, spread: Spread, peak: Peak) -> Parallelism:
-    weights = "whole through a row" if spread.gathered else "gathered for each pass"
+    weights = "whole through a step" if spread.gathered else "gathered for each pass"
     gradients = "once a step" if spread.whole_gradients else "at every row"
     memory = f"weights {weights}, gradients reduced {gradients}: {size(peak(spread))} a rank"
     return Parallelism(data=Choice(data, why), spread=spread, memory=memory)
@@ -108,8 +109,8 @@ def _spread(table: ParallelTable, world: World, peak: Peak, shards: int) -> Spre
 
 def _wanted(table: ParallelTable, world: World, first: Spread) -> Iterator[Spread]:
     """What the table allows, from the least sent to the least kept."""
-    for whole in (True, False):
-        for gathered in (True, False):
+    for gathered in (True, False):
+        for whole in (True, False):
             if table.reshard_after_forward in ("auto", "false" if gathered else "true") and (
                 table.gradient_sync in ("auto", "step" if whole else "row")
             ):

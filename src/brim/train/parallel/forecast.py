@@ -8,7 +8,7 @@ torch issues it.  What the device waits is exposed communication.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from brim.hardware.gpus import Gpu
 from brim.hardware.links import Pcie
@@ -95,17 +95,25 @@ class Forecast:
 
 
 def sharded(
-    work: Sequence[Work], rows: int, *, ahead: int = 1, once: bool = True, update: float = 0.0
+    work: Sequence[Work],
+    rows: int,
+    *,
+    ahead: int = 1,
+    once: bool = True,
+    held: bool = False,
+    update: float = 0.0,
 ) -> Forecast:
     """A step of ``rows`` rows with sharded groups, in forward order.
 
     ``ahead``: groups gathered before their turn; ``once``: gradients leave in the last row only;
-    ``update``: seconds of the optimizer, which waits for all gradients.
+    ``held``: weights are gathered for the first row only; ``update``: seconds of the optimizer,
+    which waits for all gradients.
     """
     run = _Run()
     for row in range(rows):
-        run.forward(work, ahead)
-        run.backward(work, ahead, reduces=not once or row == rows - 1)
+        there = [replace(w, gather=0.0) for w in work] if held and row else work
+        run.forward(there, ahead)
+        run.backward(there, ahead, reduces=not once or row == rows - 1)
     return run.result(work, rows, update)
 
 

@@ -21,7 +21,7 @@ class Spread:
     shards: int = 1
     """Ranks that share one copy; 1: each has its own."""
     gathered: bool = False
-    """Weights stay whole between the forward and the backward pass of a row."""
+    """Weights stay whole from the first row of a step to its last."""
     whole_gradients: bool = False
     """Gradients of several rows are added up before they are reduced, once a step."""
     reduce_bytes: int = 4

@@ -148,8 +148,14 @@ class Prospect:
         update = updated - row
         work = self._work(option, world, row)
         if option.parallelism.sharded:
-            ahead, once = self.config.parallel.prefetch, spread.whole_gradients or rows == 1
-            return sharded(work, rows, ahead=ahead, once=once, update=update)
+            return sharded(
+                work,
+                rows,
+                ahead=self.config.parallel.prefetch,
+                once=spread.whole_gradients or rows == 1,
+                held=spread.gathered,
+                update=update,
+            )
         if world == 1:
             return replicated(work, rows, [], update=update)
         sizes = buckets(self.model, self.config.parallel.ddp_bucket_cap_mb)

@@ -131,8 +131,8 @@ def _shards(model: Qwen3VL, choice: Parallelism, world: int, rows: int) -> Itera
     behind = _before_gradients(model)
     for name, size in gathered.items():
         # the root keeps its weights from the forward to the backward pass of a row
-        again = bool(name) and not spread.gathered and name not in behind
-        passes = rows * (2 if again else 1)
+        again = bool(name) and name not in behind
+        passes = 1 if spread.gathered else rows * (2 if again else 1)
         yield Traffic(kind="all-gather", ranks=spread.shards, calls=passes, bytes=passes * size)
         summed = reduced[name] * spread.reduce_bytes
         if not summed:

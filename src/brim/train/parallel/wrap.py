@@ -145,7 +145,7 @@ class Sharded(Alone):
         super().__init__(model, ranks)
         spread = choice.spread
         self.copies = ranks.world // spread.shards
-        self._once = spread.whole_gradients
+        self._once, self._held = spread.whole_gradients, spread.gathered
         dtype = next(model.parameters()).dtype
         policy = MixedPrecisionPolicy(
             param_dtype=dtype,
@@ -163,6 +163,8 @@ class Sharded(Alone):
     def row(self, *, last: bool) -> AbstractContextManager[Any]:
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last or not self._once)
+        # weights change after the last row only: until then they may stay
+        self.model.set_reshard_after_backward(last or not self._held)
         return nullcontext()
 
     @contextmanager

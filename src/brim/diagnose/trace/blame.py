@@ -38,6 +38,9 @@ MEMORY: Final = "memory"
 SLOW: Final = "compute.slow-kernel"
 """Ordinary idleness inside one operation that launches hundreds of kernels."""
 
+LOOP: Final = "compute.expert-loop"
+"""Idleness inside loops over experts."""
+
 SHORT_NS: Final = 30_000
 """A kernel that is queued starts within this; the peers draw the same line."""
 AHEAD_NS: Final = 100_000
@@ -92,10 +95,13 @@ def blame(
     high: int,
     *,
     slow: Mapping[int, Spans] | None = None,
+    loops: Mapping[int, Spans] | None = None,
 ) -> Blame:
     """Causes of the device's idle time in ``[low, high)`` ns.
 
-    ``slow``: thread → the moments inside operations of a slow implementation.
+    ``slow``: thread → the moments inside operations of a slow implementation.  ``loops``: the same
+    for loops over experts; launches, reads of device values and what cannot be told apart in them
+    are the loop's.
     """
     gaps = device.lanes.busy.gaps(low, high)
     held = _held(device, host, gaps, slow or {})
@@ -109,7 +115,27 @@ def blame(
     from_ordinary = np.minimum(taken, held.ordinary)
     _add(by, "host.launch", held.ordinary - from_ordinary)
     _add(by, UNKNOWN, held.unknown - (taken - from_ordinary))
+    _give_to_loops(by, held, loops or {})
     return Blame(gaps, {cause: ns for cause, ns in by.items() if ns.any()}, charged)
+
+
+_OF_LOOPS: Final = ("host.launch", "host.sync", UNKNOWN)
+
+
+def _give_to_loops(by: dict[str, Int64], held: _Held, loops: Mapping[int, Spans]) -> None:
+    """Gaps that a launch inside a loop ends."""
+    inside = np.zeros(len(held.gaps), np.bool_)
+    for thread, spans in loops.items():
+        mine = held.threads == thread
+        inside[mine] |= spans.contains(held.launched[mine])
+    if not inside.any():
+        return
+    total = np.zeros(len(held.gaps), np.int64)
+    for cause in _OF_LOOPS:
+        if cause in by:
+            total += np.where(inside, by[cause], 0)
+            by[cause] = np.where(inside, 0, by[cause])
+    _add(by, LOOP, total)
 
 
 def _add(by: dict[str, Int64], cause: str, ns: Int64) -> None:
@@ -121,6 +147,8 @@ class _Held:
     """What held the launching thread in each gap; shape (gaps,) each, ns."""
 
     gaps: Spans
+    threads: Int64
+    """The thread that was followed; -1: none."""
     launched: Int64
     """When the call started that ends the gap (the gap's end where no call is known)."""
     states: dict[State, Int64]
@@ -154,7 +182,7 @@ def _held(
     ordinary[_inside_one_launch(device, gaps)] = 0  # no host could have shortened it
     explained = sum(states.values(), ordinary.copy())
     slow = np.minimum(slow, ordinary)
-    return _Held(gaps, launched, states, ordinary - slow, slow, gaps.lengths - explained)
+    return _Held(gaps, threads, launched, states, ordinary - slow, slow, gaps.lengths - explained)
 
 
 def _inside_one_launch(device: DeviceSide, gaps: Spans) -> npt.NDArray[np.bool_]:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from brim.diagnose.causes import REPORTED_FROM, family
-from brim.diagnose.trace.blame import SHORT_NS, SLOW
+from brim.diagnose.trace.blame import LOOP, SHORT_NS, SLOW
 from brim.diagnose.trace.comm import Straggling
 from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.host import State
@@ -109,7 +109,8 @@ def _where(rank: Rank, cause: str) -> Where | None:
         return rank.context.places[cause]
     if cause == SLOW:
         return _slow_line(rank)
-    if family(cause) not in ("input", "host", "memory", "transfer") or cause == "host.launch":
+    timed = family(cause) in ("input", "host", "memory", "transfer") or cause == LOOP
+    if not timed or cause == "host.launch":
         return None
     host, thread = rank.host.events, rank.host.loop_thread
     if cause in ("host.sync", "transfer.pageable") and rank.blame.charged:
@@ -276,6 +277,9 @@ def _compute(job: Job, rank: Rank, cause: str) -> list[str]:
             *(loss.evidence[:2] if loss is not None else rank.slow.evidence()),
             _idle_line(rank, cause, "the host launches them"),
         ]
+    if cause == LOOP:
+        doing = "the host goes from expert to expert"
+        return [*rank.loops.evidence(), _idle_line(rank, cause, doing)]
     if loss is None:
         return _memory(job, rank, cause)
     summed = max(1.0, float(rank.kernels.ns.sum()))

@@ -13,6 +13,7 @@ import numpy as np
 
 from brim.diagnose.trace.attention import attention
 from brim.diagnose.trace.kernels import Kind
+from brim.diagnose.trace.loops import Loops, expert_loops
 from brim.diagnose.trace.loss import Claim, Loss, claim
 from brim.diagnose.trace.precision import precision
 from brim.diagnose.trace.roofline import Call
@@ -21,12 +22,15 @@ from brim.diagnose.trace.table import Bool, Kernels
 from brim.diagnose.trace.timeline import union
 
 
-def losses(table: Kernels, calls: Sequence[Call], paths: SlowOperations) -> list[Loss]:
+def losses(
+    table: Kernels, calls: Sequence[Call], paths: SlowOperations, loops: Loops
+) -> list[Loss]:
     """All losses; a kernel is counted in the first that claims it."""
     free = np.ones(len(table.rows), np.bool_)
     found = []
     with_calls = (
         partial(slow, calls=calls, paths=paths),
+        partial(expert_loops, calls=calls, loops=loops),
         partial(precision, calls=calls),
     )
     for rule in (recompute, attention, *with_calls, unfused):

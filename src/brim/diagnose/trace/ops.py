@@ -145,6 +145,11 @@ class Operations:
             again[rows] = union(host.start[mine], host.end[mine]).contains(host.start[rows])
         return again
 
+    def nodes(self, thread: int) -> Int64:
+        """Rows of the nodes that autograd evaluates on a thread."""
+        rows = self._named("autograd::engine::evaluate_function")
+        return rows[self.trace.host.thread[rows] == thread]
+
     def _named(self, *prefixes: str) -> Int64:
         wanted = [i for i, name in enumerate(self.trace.names) if name.startswith(prefixes)]
         return np.flatnonzero(np.isin(self.trace.host.name, wanted))

@@ -14,6 +14,7 @@ from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.device import DeviceSide
 from brim.diagnose.trace.host import HostSide
 from brim.diagnose.trace.kernels import Kind, copy_direction
+from brim.diagnose.trace.loops import Loops
 from brim.diagnose.trace.loss import Loss
 from brim.diagnose.trace.losses import losses
 from brim.diagnose.trace.memory import Memory, memory_pattern
@@ -50,6 +51,7 @@ class Rank:
         self.lines = Lines(trace)
         self.kernels = Kernels(self.device, self.host, self.operations)
         self.slow = SlowOperations(self.host, self.operations)
+        self.loops = Loops(self.host, self.operations)
 
     @property
     def window_ns(self) -> int:
@@ -77,7 +79,9 @@ class Rank:
 
     @cached_property
     def blame(self) -> Blame:
-        return blame(self.device, self.host, *self.device.window, slow=self.slow.spans)
+        window = self.device.window
+        slow, loops = self.slow.spans, self.loops.spans
+        return blame(self.device, self.host, *window, slow=slow, loops=loops)
 
     @cached_property
     def memory(self) -> Memory:
@@ -85,7 +89,7 @@ class Rank:
 
     @cached_property
     def losses(self) -> list[Loss]:
-        return losses(self.kernels, self.calls_with_sizes, self.slow)
+        return losses(self.kernels, self.calls_with_sizes, self.slow, self.loops)
 
     @cached_property
     def calls_with_sizes(self) -> list[Call]:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brim.diagnose.causes import family
-from brim.diagnose.trace.blame import SHORT_NS, SLOW
+from brim.diagnose.trace.blame import LOOP, SHORT_NS, SLOW
 from brim.diagnose.trace.host import State
 from brim.diagnose.trace.kernels import Kind, copy_direction
 from brim.diagnose.trace.rank import Rank
@@ -272,6 +272,8 @@ class WhatIf:
         scale = self._events(cause, stays)
         if cause == SLOW:
             return self._slow(stays, scale)
+        if cause == LOOP:
+            return self._loop(stays, scale)
         if scale is None:
             return None
         return Change(plain.between, plain.wait, plain.call, scale[replay.rows])
@@ -285,6 +287,14 @@ class WhatIf:
         copies = (self.rank.device.kinds == Kind.COPY) & slow.holds(self.rank.host.launch)
         event = np.where(copies[replay.rows], stays, event)
         return Change(kept, plain.wait, kept, event)
+
+    def _loop(self, stays: float, events: Float64 | None) -> Change:
+        """Calls and host time inside loops over experts shrink, and no call in them waits."""
+        replay, plain = self.replay, self.replay.unchanged
+        inside = self.rank.loops.holds(replay.calls)
+        kept = np.where(inside, stays, 1.0)
+        event = plain.event if events is None else events[replay.rows]
+        return Change(kept, plain.wait & ~inside, kept, event)
 
     def _host(self, states: tuple[State, ...], stays: float) -> Change:
         """Host time in some states shrinks, between calls and (for launches) inside them."""

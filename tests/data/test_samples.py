@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brim.data.columns import Columns, Scan
+from brim.data.columns import ScannedPicture as Picture
+from brim.data.columns import ScannedSample as Sample
 from brim.data.cost import Cost
 from brim.data.geometry import Vision, image_grid, video_grid
 from brim.data.samples import Samples, gather, limited
-from brim.data.scan import Columns, Scan
-from brim.data.scan import _Picture as Picture
-from brim.data.scan import _Sample as Sample
 from brim.data.store import Stamp
 from brim.errors import InputError
 

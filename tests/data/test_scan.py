@@ -17,9 +17,11 @@ from tests.data.pictures import jpeg
 from tests.data.sets import write_set
 
 from brim.data import scan as scan_module
+from brim.data import scanning
+from brim.data.columns import Columns, Scan
 from brim.data.decode import DecodePolicy
 from brim.data.quarantine import Quarantine, TooManyBadSamples, read_quarantine
-from brim.data.scan import Columns, Scan, scan
+from brim.data.scan import scan
 from brim.data.sources import SourceConfig, open_sources
 from brim.data.tokens import ChatTokens
 from brim.errors import BrimError
@@ -98,7 +100,7 @@ def test_a_scanning_process_that_dies_is_an_error_and_no_hang(
     tmp_path: Path, chat_tokens: ChatTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_module, "_CHUNK", 10)
-    started = scan_module.start
+    started = scanning.start
 
     def short_lived(*names: str) -> Any:
         process, connection = started(*names)
@@ -106,7 +108,7 @@ def test_a_scanning_process_that_dies_is_an_error_and_no_hang(
         process.wait()
         return process, connection
 
-    monkeypatch.setattr(scan_module, "start", short_lived)
+    monkeypatch.setattr(scanning, "start", short_lived)
     with pytest.raises(BrimError, match="process that reads headers and texts died"):
         scanned(write_set(tmp_path, 75), chat_tokens, processes=2)
 

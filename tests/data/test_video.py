@@ -27,7 +27,7 @@ from tests.data.pictures import encode, jpeg, picture
 from tests.data.test_loader import maker_of
 from tests.data.test_maker import prepared_of, record
 from tests.data.test_sources import tar_of
-from tests.fakes.codec.torchcodec.decoders import MAGIC, film
+from tests.fakes.codec.torchcodec.decoders import DEADLY, MAGIC, film
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from brim.data import scan as scan_module
@@ -330,6 +330,20 @@ def test_films_cross_the_loaders_process(codec: Any, tmp_path: Path, small_folde
             assert row.arrays["video_patches"].shape == (2 * 48 * row.counts.documents, 1536)
             row.release()
     assert prepared.samples.images.tolist() == [1] * 4
+
+
+def test_a_film_that_crashes_the_decoder_is_found_and_refused(
+    codec: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_folder: Path
+) -> None:
+    monkeypatch.setattr(scan_module, "_CHUNK", 2)
+    monkeypatch.setattr("brim.data.prepare.usable_cores", lambda: SimpleNamespace(whole=2))
+    for n in range(8):
+        data = film(frames(8), 4.0, **({"width": DEADLY} if n == 5 else {}))
+        (tmp_path / f"{n}.mp4").write_bytes(data)
+    samples = [record("<video>", videos=[f"{n}.mp4"]) for n in range(8)]
+    [found] = prepared_of(tmp_path, small_folder, samples).scans
+    assert [(bad.record, bad.kind) for bad in found.bad] == [(5, "sample.deadly")]
+    assert found.columns.record.tolist() == [0, 1, 2, 3, 4, 6, 7]
 
 
 def without_codec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from brim.data.columns import Scan
 from brim.data.config import DataConfig
 from brim.data.cost import Cost
 from brim.data.geometry import Vision
@@ -16,7 +17,7 @@ from brim.data.lines import Lines
 from brim.data.plan import Plan
 from brim.data.quarantine import Quarantine
 from brim.data.samples import Samples, gather
-from brim.data.scan import Progress, Scan, scan
+from brim.data.scan import Progress, scan
 from brim.data.sources import Source, cache_folder, open_sources
 from brim.data.table import Parquet
 from brim.data.tars import Tar

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from brim.data.columns import Columns, Scan
 from brim.data.config import Overlong
 from brim.data.cost import Cost, Numbers
 from brim.data.geometry import Vision, smart_resize_many, video_grid
-from brim.data.scan import Columns, Scan
 from brim.errors import InputError
 
 Ints = NDArray[np.int64]

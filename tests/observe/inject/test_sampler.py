@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import time
 import weakref
@@ -154,3 +155,14 @@ def test_frames_of_brim_itself_are_left_out(sampler: Any, tmp_path: Path) -> Non
     sampler._sample(0.025, 0.0)
     (stack,) = _stacks(tmp_path).values()
     assert not [f for f in stack.frames if "_brim_hooks" in f.file]
+
+
+def test_sampling_leaves_the_programs_random_numbers_as_they_were(recorder: Any) -> None:
+    random.seed(3)
+    before = random.getstate()
+    rec = recorder.recorder()
+    end = time.monotonic() + 10
+    while not rec.sampler.counts and time.monotonic() < end:
+        time.sleep(0.01)
+    assert rec.sampler.counts
+    assert random.getstate() == before

@@ -90,6 +90,7 @@ class TrainStep:
         counts = rows[0].counts
         for row in rows[1:]:
             counts = counts + row.counts
+        self.parallel.learn(rows[0])
         if self.parallel.ranks.world == 1:
             loss = self._backward(rows, 1 / max(counts.scored, 1))
             norm = self._update(gradient_norm(self.parameters), self.scale.scale, lr)
@@ -103,7 +104,6 @@ class TrainStep:
         """
         world = self.parallel.ranks.world
         nominal = 1 << (rows[0].length * len(rows) * world - 1).bit_length()
-        self.parallel.learn(rows[0])
         loss = self._backward(rows, world / nominal)
         square = gradient_norm(self.parameters).double() ** 2 / self.parallel.copies
         numbers = _on_device([getattr(counts, name) for name in SUMMED], loss.device)

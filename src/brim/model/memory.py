@@ -69,10 +69,12 @@ def estimate(
     trained: Trained | None = None,
     state_bytes: float = 4,
     recompute: Recompute | None = None,
+    keep_all: bool = False,
 ) -> Memory:
     """For a model, on any device ("meta" too), in half precision.
 
     ``state_bytes``: optimizer states of one trained parameter, see :func:`state_bytes`.
+    ``keep_all``: the activation budget is 1, so nothing of a block is made again.
     """
     trained, recompute = trained or Trained(), recompute or Recompute()
     config = model.config
@@ -87,8 +89,8 @@ def estimate(
         weights=weights,
         gradients=sum(p.numel() * p.element_size() for p in learnt),
         states=int(sum(p.numel() for p in learnt) * state_bytes),
-        text=_text(config.text, row.tokens, recompute) if flows else 0,
-        tower=_tower(config.vision, row.vision_rows, recompute.vision_blocks, trained),
+        text=_text(config.text, row.tokens, recompute, keep_all) if flows else 0,
+        tower=_tower(config.vision, row.vision_rows, recompute.vision_blocks, trained, keep_all),
         loss=_loss(config, row.scored, trained),
         passing=_passing(config, row, trained),
     )
@@ -129,9 +131,10 @@ def recomputations(model: Qwen3VL, first: Recompute) -> Iterator[Recompute]:
         yield Recompute(text_blocks=text, vision_blocks=vision, offload=True)
 
 
-def text_block(text: TextConfig) -> int:
+def text_block(text: TextConfig, keep_all: bool = False) -> int:
     """Bytes that one text block keeps of a token: its input, queries, keys and values before and
-    after rotation, the attention's output and sums, the middle residual, gate and up."""
+    after rotation, the attention's output and sums, the middle residual, gate and up; with
+    ``keep_all`` also the outputs of its norms and of the activation function."""
     q, kv = text.heads * text.head_dim, text.kv_heads * text.head_dim
     inner = 2 * text.intermediate_size
     if text.experts:
@@ -139,28 +142,36 @@ def text_block(text: TextConfig) -> int:
         # there are three indices of 8 bytes
         inner = text.experts_per_token * (2 * text.hidden_size + 2 * text.expert_size + 12)
     half = 2 * text.hidden_size + (q + 2 * kv) + (q + kv) + q + inner
+    if keep_all:
+        wide = text.experts_per_token * text.expert_size or text.intermediate_size
+        half += 2 * text.hidden_size + wide
     # inverse norms of the rows, the queries and the keys; the attention's sums
     floats = 2 + text.heads + text.kv_heads + text.heads
     return 2 * half + _FLOAT * floats
 
 
-def vision_block(vision: VisionConfig) -> int:
+def vision_block(vision: VisionConfig, keep_all: bool = False) -> int:
     """Bytes that one tower block keeps of a patch.  Of queries, keys and values before the rotation
     only the values are needed, but they lie in one tensor, which stays."""
     half = 8 * vision.hidden_size + vision.intermediate_size
+    if keep_all:
+        half += 2 * vision.hidden_size + vision.intermediate_size
     return 2 * half + _FLOAT * (4 + vision.heads)
 
 
-def _text(text: TextConfig, tokens: int, recompute: Recompute) -> int:
+def _text(text: TextConfig, tokens: int, recompute: Recompute, keep_all: bool) -> int:
     again = min(recompute.text_blocks, text.layers)
     kept = text.layers - again
     # a recomputed block keeps its input (on the host: all but two on their way), and the one at
     # work all
     inputs = (min(again, 2) if recompute.offload else again) * 2 * text.hidden_size
-    return tokens * (kept * text_block(text) + inputs + bool(inputs) * text_block(text))
+    block = text_block(text, keep_all)
+    return tokens * (kept * block + inputs + bool(inputs) * block)
 
 
-def _tower(vision: VisionConfig, rows: int, recomputed: int, trained: Trained) -> int:
+def _tower(
+    vision: VisionConfig, rows: int, recomputed: int, trained: Trained, keep_all: bool
+) -> int:
     if not rows or not trained.vision:
         return 0
     # a merger keeps its input and its middle, of rows / merge² blocks of merge² · width
@@ -169,7 +180,7 @@ def _tower(vision: VisionConfig, rows: int, recomputed: int, trained: Trained) -
         return rows * mergers
     kept = vision.depth - min(recomputed, vision.depth)
     inputs = (vision.depth - kept) * 2 * vision.hidden_size
-    block = vision_block(vision)
+    block = vision_block(vision, keep_all)
     return rows * (kept * block + inputs + bool(inputs) * block + mergers)
 
 

@@ -45,6 +45,7 @@ class Needs:
             trained=self.config.trained,
             state_bytes=state_bytes(self.config.optimizer.states, dtype),
             recompute=recompute or self.model.recompute,
+            keep_all=self.config.model.activation_budget == 1,
         )
 
     def least_recompute(self, spread: Spread, room: int) -> Recompute:

@@ -41,6 +41,8 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     probe: int = 0
     """Debug modes were switched off for this step, to measure them."""
     debug: list[str] = []
+    """Modes that slow every step, as they were when it began: those that brim never switches off
+    in every line, others now and then."""
     own: float = 0.0
     """brim's own counting."""
     arm: int | None = None

@@ -10,6 +10,7 @@ from tests.diagnose.live.records import (
     MAIN,
     OWN,
     SITE,
+    TORCH,
     TRAIN,
     evidence,
     machine,
@@ -21,7 +22,7 @@ from tests.diagnose.live.records import (
 
 from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import Evidence, gather
-from brim.diagnose.live.hosts import clues, describe
+from brim.diagnose.live.hosts import clues, describe, unpriced_modes
 from brim.diagnose.live.window import choose
 
 
@@ -139,6 +140,40 @@ def test_without_probes_the_samples_in_the_tracer_are_a_lower_bound() -> None:
     assert (clue.confidence, clue.seconds) == ("medium", pytest.approx(0.3))
     assert clue.where is not None
     assert (clue.where.file, clue.where.line) == (TRAIN, 9)
+
+
+def _profiled(at: set[int]) -> list[Any]:
+    """Steps of 100 ms; those in ``at`` begin with the program's profiler on and take 150."""
+    lines = steps(30)
+    for position in at:
+        lines[position].debug, lines[position].wall = ["torch.profiler"], 0.15
+    return lines
+
+
+def test_a_profiler_that_the_program_switches_itself_is_priced_by_its_steps() -> None:
+    # five steps in ten, and the one before each five, in which it is switched on
+    lines = _profiled({*range(5, 10), *range(15, 20), *range(25, 30)})
+    clue = _one(evidence(lines))
+    assert (clue.cause, clue.confidence) == ("host.debug-mode", "high")
+    assert clue.seconds == pytest.approx(0.05 * 14, rel=0.05)
+    assert "steps with it and 100 ms in 12 steps without" in clue.evidence[1]
+
+
+def test_brim_s_probes_say_nothing_about_a_mode_that_it_leaves_on() -> None:
+    lines = steps(20, debug=["tracemalloc"])
+    for line in lines[10:14]:
+        line.probe = 1
+    clue = _one(evidence(lines))
+    assert (clue.confidence, clue.seconds) == ("medium", 0.0)
+    assert unpriced_modes(evidence(lines)) == ["tracemalloc"]
+
+
+def test_what_a_profiler_writes_out_is_seen_in_samples_and_is_its_price() -> None:
+    export = stack("8", (f"{TORCH}/autograd/profiler.py", "export_chrome_trace"), *FORWARD.frames)
+    lines = steps(20, debug=["torch.profiler"], samples=seen(("1", 0.06), ("8", 0.04)))
+    found = evidence(lines, export)
+    assert _one(found).seconds == pytest.approx(0.8)
+    assert unpriced_modes(found) == []
 
 
 # ---------------------------------------------------------------------------------- periodic work

@@ -47,6 +47,7 @@ def test_collections_leave_the_phase_as_it_was(armed: Any) -> None:
 
 def test_nothing_is_counted_after_the_end(recorder: Any, armed: Any) -> None:
     armed.finish("done")
+    armed.sums.clear()  # an automatic collection may have come while it was writing
     gc.collect()
     assert armed.sums == {}
 
@@ -76,3 +77,22 @@ def test_debug_modes_are_named_and_switched_off_and_on_again_as_they_were() -> N
         torch.autograd.set_detect_anomaly(False)
         sys.settrace(before[0])
         sys.setprofile(before[1])
+
+
+def test_a_profiler_and_tracemalloc_are_named_and_never_switched_off() -> None:
+    import tracemalloc
+
+    import torch
+    from _brim_hooks.interpreter import DebugOff, lasting_modes, switchable_modes
+
+    assert lasting_modes() == []
+    tracemalloc.start()
+    try:
+        with torch.profiler.profile():
+            assert lasting_modes() == ["torch.profiler", "tracemalloc"]
+            assert not {"torch.profiler", "tracemalloc"} & set(switchable_modes())
+            with DebugOff():
+                assert lasting_modes() == ["torch.profiler", "tracemalloc"]
+        assert lasting_modes() == ["tracemalloc"]
+    finally:
+        tracemalloc.stop()

@@ -349,6 +349,11 @@ def notes(run: Run, found: Sequence[Rank]) -> list[str]:
     if first.total.run_delay and first.total.run_delay > 0.1 * first.wall:
         share = percent(first.total.run_delay / first.wall)
         said.append(f"the training thread was runnable without a core {share} of the time")
+    said += [
+        f"{mode} is on in all steps and stays on, so what it costs is not known: compare with a "
+        "run without it"
+        for mode in hosts.unpriced_modes(first)
+    ]
     evidences = [r.evidence for r in found]
     if (net := network.job(run, evidences, _hosts(run, evidences))) is not None:
         said += network.notes(net)

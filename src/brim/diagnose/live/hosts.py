@@ -126,32 +126,74 @@ def _recompile(evidence: Evidence) -> Clue | None:
     )
 
 
+LASTING = ("torch.profiler", "tracemalloc")
+"""Modes that the hooks never switch off: the program would lose what they have gathered."""
+
+
 def _debug(evidence: Evidence) -> Clue | None:
     """What the modes cost is measured by steps without them; where that was not possible, by the
     samples in the tracer or in anomaly mode's bookkeeping (a lower bound)."""
     modes = evidence.total.debug
     if not modes:
         return None
-    seconds = evidence.seconds.get(TRACE, 0.0) + _tracer_seconds(evidence, modes)
-    how = f"at least {duration(seconds)} of {duration(evidence.wall)} by samples"
-    confidence = "medium"
-    if len(evidence.chosen.probed) >= 3:
-        slow = statistics.median(s.wall - s.input_wait for s in evidence.chosen.steps)
-        fast = statistics.median(s.wall - s.input_wait for s in evidence.chosen.probed)
-        measured = max(0.0, slow - fast) * len(evidence.chosen.steps)
-        how = (
-            f"a step takes {duration(slow)} with it and {duration(fast)} without, measured by "
-            f"switching it off for {len(evidence.chosen.probed)} steps"
-        )
-        seconds, confidence = max(measured, 0.0), "high"
+    seen = evidence.seconds.get(TRACE, 0.0) + _tracer_seconds(evidence, modes)
+    seconds, how, sure = seen, f"at least {duration(seen)} of {duration(evidence.wall)}", False
+    how += " by samples"
+    if len(evidence.chosen.probed) >= 3 and not set(modes) <= set(LASTING):
+        seconds, how = _probed(evidence)
+        sure = True
+    elif (by_itself := _switched(evidence, modes)) is not None:
+        seconds, how = max(seen, by_itself[0]), by_itself[1]
+        sure = True
     return Clue(
         cause="host.debug-mode",
         seconds=min(seconds, evidence.wall),
-        confidence="high" if confidence == "high" else "medium",
+        confidence="high" if sure else "medium",
         evidence=(f"on in the measured steps: {', '.join(modes)}", how),
         where=_tracer(modes),
         after=0.0,
     )
+
+
+def _probed(evidence: Evidence) -> tuple[float, str]:
+    """By the steps for which the hooks switched the modes off."""
+    slow = statistics.median(s.wall - s.input_wait for s in evidence.chosen.steps)
+    fast = statistics.median(s.wall - s.input_wait for s in evidence.chosen.probed)
+    how = (
+        f"a step takes {duration(slow)} with it and {duration(fast)} without, measured by "
+        f"switching it off for {len(evidence.chosen.probed)} steps"
+    )
+    return max(0.0, slow - fast) * len(evidence.chosen.steps), how
+
+
+def _switched(evidence: Evidence, modes: list[str]) -> tuple[float, str] | None:
+    """By steps that the program itself took with and without a mode; None where it is always on.
+
+    Means, since what such a mode has gathered is written out in some of its steps.  A line knows
+    the modes at its start; a step is without one when the next line begins without it too.
+    """
+    lasting = [mode for mode in modes if mode in LASTING]
+    steps = evidence.chosen.steps
+    on, off = [], []
+    for step, following in itertools.pairwise(steps):
+        with_it = any(mode in s.debug for mode in lasting for s in (step, following))
+        (on if with_it else off).append(step.wall - step.input_wait)
+    if not lasting or len(on) < 3 or len(off) < 3:
+        return None
+    more = statistics.fmean(on) - statistics.fmean(off)
+    how = (
+        f"a step takes {duration(statistics.fmean(on))} in {len(on)} steps with it and "
+        f"{duration(statistics.fmean(off))} in {len(off)} steps without"
+    )
+    return max(0.0, more) * len(on), how
+
+
+def unpriced_modes(evidence: Evidence) -> list[str]:
+    """Modes that are on in every step and leave no sample: their cost is not known."""
+    modes = [mode for mode in evidence.total.debug if mode in LASTING]
+    if not modes or evidence.seconds.get(TRACE, 0.0) > 0 or _switched(evidence, modes) is not None:
+        return []
+    return modes
 
 
 def _tracer_seconds(evidence: Evidence, modes: list[str]) -> float:

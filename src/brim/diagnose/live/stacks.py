@@ -78,6 +78,7 @@ _QUEUES = re.compile(
 )
 _TRACERS = re.compile(
     r"/(traceback|linecache|bdb|pdb|trace|cProfile|profile|tracemalloc)\.py$|/coverage/"
+    r"|/torch/(profiler/\w+|autograd/profiler)\.py$"
 )
 _COLLECTIVES = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|utils)\.py"

@@ -74,6 +74,23 @@ def note_caller(rec: Recorder, what: str) -> None:
 
 def debug_modes() -> list[str]:
     """What is switched on that slows every step, as seen from the training thread."""
+    return switchable_modes() + lasting_modes()
+
+
+def lasting_modes() -> list[str]:
+    """Modes that brim never switches off, because the program would lose what they have gathered.
+    Asked for after every step: where the program switches them itself, its steps tell the cost."""
+    found = []
+    torch, tracemalloc = sys.modules.get("torch"), sys.modules.get("tracemalloc")
+    if torch is not None and torch.autograd._profiler_enabled():
+        found.append("torch.profiler")
+    if tracemalloc is not None and tracemalloc.is_tracing():
+        found.append("tracemalloc")
+    return found
+
+
+def switchable_modes() -> list[str]:
+    """Modes that change no number: without them for a few steps, the run goes on as it would."""
     torch = sys.modules.get("torch")
     found = []
     trace, profile = sys.gettrace(), sys.getprofile()
@@ -85,8 +102,6 @@ def debug_modes() -> list[str]:
     if torch is not None:
         if torch.is_anomaly_enabled():
             found.append("torch.autograd.set_detect_anomaly(True)")
-        if torch.autograd._profiler_enabled():
-            found.append("torch.profiler")
         if torch.is_deterministic_algorithms_warn_only_enabled():
             found.append("torch.use_deterministic_algorithms(warn_only=True)")
     return found

@@ -345,12 +345,12 @@ def recorder(thread: int | None = None) -> Recorder | None:
 def _at_exit(pid: int) -> None:
     if os.getpid() != pid:
         return
-    _leave_mark(ENDING)
-    if current is not None:
-        try:
+    try:
+        _leave_mark(ENDING)
+        if current is not None:
             current.finish("the process ended")
-        except Exception as error:
-            failed("exit", error)
+    except Exception as error:
+        failed("exit", error)
 
 
 def thread_cpu(native: int | None) -> float | None:

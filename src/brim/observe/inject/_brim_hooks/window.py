@@ -101,10 +101,12 @@ def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
             plan.probe, plan.probe_done = None, True
             rec.sums.pop("probe", None)
         return True
+    modes = interpreter.lasting_modes()
     if steps % 8 == 0:
-        plan.debug = interpreter.debug_modes()
-        if plan.debug:
-            rec.sums["debug"] = plan.debug
+        plan.debug = interpreter.switchable_modes()
+        modes += plan.debug
+    if modes:
+        rec.sums["debug"] = modes
     if plan.debug and not plan.probe_done and steps >= 2 * STEADY_AFTER:
         plan.probe, plan.probed = interpreter.DebugOff().__enter__(), 0
         rec.sums["probe"] = 1

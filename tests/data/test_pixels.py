@@ -115,8 +115,9 @@ def test_what_cuts_is_plain_torch_on_a_cpu_and_for_patches_of_14() -> None:
 KERNEL = """
 import sys
 import torch
-from brim.data.pixels import reference_cut
+from brim.data.pixels import normalize, reference_cut
 from brim.data.pixels_triton import cut
+from brim.data.pixels_triton import normalize as fused
 
 device = sys.argv[1]
 generator = torch.Generator().manual_seed(0)
@@ -143,6 +144,13 @@ for moments, table in (
         slack = 2.0**-7 if device == "cpu" and dtype is torch.bfloat16 else 0.0
         worst = (results[0] - results[1]).abs().max().item()
         assert worst <= slack, (moments, dtype, worst)
+for shape in ((0, 768), (256,), (3, 3, 1000)):
+    levels = torch.arange(torch.Size(shape).numel()).to(torch.uint8).view(shape)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        found = fused(levels.to(device), dtype).cpu()
+        assert found.shape == levels.shape and found.dtype is dtype
+        slack = 2.0**-7 if device == "cpu" and dtype is torch.bfloat16 else 0.0
+        assert torch.allclose(found.float(), normalize(levels, dtype).float(), rtol=0, atol=slack)
 print("equal")
 """
 

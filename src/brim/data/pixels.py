@@ -26,6 +26,10 @@ import torch
 
 def normalize(patches: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """uint8 → values in -1..1, computed in float32 and rounded once to ``dtype``."""
+    if _has_triton(patches.device.type):
+        from brim.data import pixels_triton
+
+        return pixels_triton.normalize(patches, dtype)
     # by a number, CUDA multiplies with the reciprocal: one of the 256 values would round otherwise
     half = torch.full((), 127.5, device=patches.device)
     return (patches.float() / half - 1).to(dtype)
@@ -40,6 +44,11 @@ def processor_values(patches: torch.Tensor, dtype: torch.dtype = torch.float32) 
     count, values = patches.shape
     once = normalize(patches, dtype).view(count, 3, 1, values // 3)
     return once.expand(count, 3, 2, values // 3).reshape(count, 2 * values)
+
+
+@cache
+def _has_triton(device: str) -> bool:
+    return device == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 class Cut(Protocol):
@@ -98,7 +107,7 @@ def cut(
 def kernel(device: str, patch: int = 16) -> Cut:
     """What cuts on a kind of device."""
     # Triton's ranges are powers of two, so a patch of 14 × 14 goes the plain way
-    if device == "cuda" and patch & (patch - 1) == 0 and importlib.util.find_spec("triton"):
+    if patch & (patch - 1) == 0 and _has_triton(device):
         from brim.data import pixels_triton
 
         return pixels_triton.cut

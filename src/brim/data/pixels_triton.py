@@ -10,7 +10,21 @@ import torch
 import triton
 import triton.language as tl
 
+_BLOCK = 4096
 _PATCHES = 4  # of one program: a block of four is one visual token
+
+
+@triton.jit
+def _normalised(x):  # type: ignore[no-untyped-def]
+    # the rounded quotient, as torch has it: the quick one is off by a unit or two
+    return tl.div_rn(x.to(tl.float32), 127.5) - 1.0
+
+
+@triton.jit
+def _normalise(source, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(source + at, at < n, 0)
+    tl.store(out + at, _normalised(x).to(out.dtype.element_ty), at < n)
 
 
 @triton.jit
@@ -46,8 +60,7 @@ def _cut(  # type: ignore[no-untyped-def]
     for channel in tl.static_range(3):
         x = tl.load(pixels + source + channel * channel_stride, mask, 0)
         if NORMALISE:
-            # the rounded quotient, as torch has it: the quick one is off by a unit or two
-            x = (tl.div_rn(x.to(tl.float32), 127.5) - 1.0).to(out.dtype.element_ty)
+            x = _normalised(x).to(out.dtype.element_ty)
         tl.store(out + target + channel * MOMENTS * AREA, x, mask)
 
 
@@ -71,3 +84,12 @@ def cut(
         NORMALISE=out.dtype is not torch.uint8,
         PATCHES=_PATCHES,
     )
+
+
+def normalize(patches: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same as :func:`brim.data.pixels.normalize`, without a float32 copy of the row."""
+    source = patches.contiguous()
+    out = torch.empty(source.shape, dtype=dtype, device=source.device)
+    if n := source.numel():
+        _normalise[(triton.cdiv(n, _BLOCK),)](source, out, n, BLOCK=_BLOCK)
+    return out

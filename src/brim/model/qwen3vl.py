@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from brim.data.pixels import normalize
 from brim.model.attention import Attention, launch_bound, math_attention
 from brim.model.batch import PackedBatch
 from brim.model.config import ModelConfig, VisionConfig
@@ -97,7 +98,7 @@ class PatchEmbedding(nn.Module):
         """The reference's (x / 255 - 0.5) / 0.5, unless it was computed where they were cut."""
         if pixels.is_floating_point():
             return pixels.to(self.weight.dtype)
-        return (pixels.float() / 127.5 - 1).to(self.weight.dtype)
+        return normalize(pixels, self.weight.dtype)
 
 
 class VisionTower(nn.Module):

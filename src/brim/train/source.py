@@ -21,8 +21,8 @@ class LoadedRows:
     """:class:`brim.train.loop.Rows` of a prepared data set, for one rank.
 
     ``dtype``: what the model computes with; a CUDA device normalises to it where it cuts the
-    pictures into patches.  ``always_tower``: every row runs the tower, because ranks meet over
-    gradients after each.
+    pictures into patches, unless rows wait for their turn: those wait as bytes.
+    ``always_tower``: every row runs the tower, because ranks meet over gradients after each.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class LoadedRows:
     ) -> None:
         self.prepared, self.evaluated, self.run_dir = prepared, evaluated, run_dir
         self.epochs, self.ranks, self.always_tower = epochs, ranks or Ranks(), always_tower
-        self._transfer = Transfer(device, prepared.vision, dtype)
+        waiting = self.count > 1
+        self._transfer = Transfer(device, prepared.vision, torch.uint8 if waiting else dtype)
         # on a CPU the loader's process cuts: the training process has better things to do
         self._whole = device.type == "cuda"
         self._loader: Loader | None = None

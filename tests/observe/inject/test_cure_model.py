@@ -379,3 +379,23 @@ def test_a_qwen3_vl_on_a_device_gets_tf32_its_back_end_and_liger(cured: RunCured
         states.pop("liger")
     assert set(states.values()) == {"applied"}
     assert found.losses == pytest.approx(plain.losses, rel=1e-2)
+
+
+@pytest.mark.parametrize("what", ["inner", "lambda x: inner(x)"], ids=["model", "function"])
+def test_a_job_that_compiles_whole_graphs_itself_still_can(cured: RunCured, what: str) -> None:
+    """fullgraph=True turns every break of the graph, and so every hook in it, into an error."""
+    setup = f"""
+    inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    compiled = torch.compile({what}, fullgraph=True, backend="eager")
+    model = type("Model", (nn.Module,), {{"forward": lambda self, x: compiled(x)}})()
+    model.inner = inner
+    """
+    code = job(setup).replace("(model(x) - y)", "(compiled(x) - y)")
+    settings = {
+        "patch_embedding.matmul": True,
+        "recompute": "none",
+        "precision.autocast": "bfloat16",
+    }
+    found = cured(code, {**settings, "transfer.non_blocking": True})
+    assert found.code == 0, found.stderr
+    assert set(found.states()) == {*settings, "transfer.non_blocking"}

@@ -87,6 +87,12 @@ def safely(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def compiling() -> bool:
+    """True while torch.compile traces the caller: what it sees must have no side effects."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and compiler.is_compiling()
+
+
 class Plan:
     """All cures of this process, which of them hold, and what has been said about them."""
 

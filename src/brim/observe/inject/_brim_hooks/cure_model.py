@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from _brim_hooks.cure import Cure, safely
+from _brim_hooks.cure import Cure, compiling, safely
 
 TOLERANCE = 2e-2  # relative to the largest value, in bfloat16; a thousandth of it in float32
 
@@ -47,6 +47,8 @@ class Watcher:
         watcher = self
 
         def __call__(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if compiling():
+                return watcher.original(model, *args, **kwargs)
             # what is called inside is not outermost, and compilers see the class as it was
             watcher.kind.__call__ = watcher.original
             try:
@@ -56,6 +58,9 @@ class Watcher:
                 if not watcher.done:
                     watcher.kind.__call__ = __call__
 
+        skip = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
+        if hasattr(skip, "skip_code"):
+            skip.skip_code(__call__.__code__)  # torch.compile(model) calls it before its own frame
         self.kind.__call__ = __call__
 
     def look(self, model: Any) -> None:

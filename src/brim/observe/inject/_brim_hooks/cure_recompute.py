@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from _brim_hooks.cure import Cure, safely
+from _brim_hooks.cure import Cure, compiling, safely
 from _brim_hooks.cure_model import Watcher, pretrained
 
 _OWN = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug",
@@ -37,7 +37,8 @@ class Recompute(Cure):
 
         @functools.wraps(original)
         def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if self.recomputes() is not False:
+            keeps = self.value == NONE if compiling() else self.recomputes() is False
+            if not keeps:
                 return original(function, *args, **kwargs)
             return function(*args, **{k: v for k, v in kwargs.items() if k not in _OWN})
 

@@ -5,7 +5,8 @@ with ``FAKE_NVML=recording.json`` in its environment, where it takes the place o
 
 A recording is ``{"driver", "devices": [{"calls", "fields", "gpm", "samples", "processes",
 "mig"}]}`` as ``benchmarks/record_nvml.py`` writes it.  Any value may be ``{"series": [...]}``: one
-entry per call, over and over, or ``{"grows": [START, STEP]}``; a call may be ``{"error": CODE}``.
+entry per call, over and over, ``{"grows": [START, STEP]}`` per call, or ``{"per_s": [START,
+RATE]}`` by the fake's clock; a call may be ``{"error": CODE}``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import os
 import sys
 import sysconfig
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +42,9 @@ _NOT_SUPPORTED = _real.NVML_ERROR_NOT_SUPPORTED
 class Handle:
     """A device or MIG partition of the recording."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: dict[str, Any], lib: FakeNvml) -> None:
         self.data = data
+        self.lib = lib
         self.turns: dict[str, int] = {}
 
     def value(self, key: str, node: Any) -> Any:
@@ -53,6 +57,8 @@ class Handle:
             turn = self.turns.get(key, 0)
             self.turns[key] = turn + 1
             return node["grows"][0] + turn * node["grows"][1]
+        if isinstance(node, dict) and "per_s" in node:
+            return int(node["per_s"][0] + self.lib.clock() * node["per_s"][1])
         if isinstance(node, dict) and "error" in node:
             raise NVMLError(node["error"])
         if node is None:
@@ -65,15 +71,23 @@ class FakeNvml:
 
     def __init__(self, recording: dict[str, Any]) -> None:
         self.recording = recording
-        self.handles = [Handle(device) for device in recording.get("devices", [])]
+        self.handles = [Handle(device, self) for device in recording.get("devices", [])]
         self.calls: dict[str, int] = {}
         self.open = False
+        self.clock: Callable[[], float] = time.monotonic
+        self.costs_us: dict[str, float] = {}
+        """Call (or ``field N``) → what it costs; a simulated clock that nobody waits for."""
+        self.cpu_s = 0.0
         self._clock_us = 1_000_000
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("nvml"):
+            self._spend(name)
             return lambda *arguments: self._replay(name, *arguments)
         return getattr(_real, name)
+
+    def _spend(self, name: str) -> None:
+        self.cpu_s += self.costs_us.get(name, 0.0) * 1e-6
 
     def nvmlInit(self) -> None:
         if "error" in self.recording:
@@ -104,7 +118,7 @@ class FakeNvml:
         partitions = handle.data.get("mig") or []
         if slot >= len(partitions):
             raise NVMLError(_real.NVML_ERROR_NOT_FOUND)
-        return Handle(partitions[slot])
+        return Handle(partitions[slot], self)
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, wanted: list[Any]) -> list[Any]:
         answers = []
@@ -119,9 +133,12 @@ class FakeNvml:
                 answer.nvmlReturn = error.value
             answers.append(answer)
         self.calls["nvmlDeviceGetFieldValues"] = self.calls.get("nvmlDeviceGetFieldValues", 0) + 1
+        for answer in answers:
+            self._spend(f"field {answer.fieldId}")
         return answers
 
     def nvmlDeviceGetSamples(self, handle: Handle, kind: int, seen: int) -> tuple[int, list[Any]]:
+        self._spend("nvmlDeviceGetSamples")
         values = handle.value(f"samples{kind}", handle.data["samples"].get(str(kind)))
         if not values:
             raise NVMLError(_real.NVML_ERROR_NOT_FOUND)
@@ -149,10 +166,11 @@ class FakeNvml:
     def nvmlGpmMigSampleGet(self, handle: Handle, instance: int, sample: Any) -> Any:
         partitions = handle.data["mig"]
         found = [p for p in partitions if p["calls"]["nvmlDeviceGetGpuInstanceId"] == instance]
-        self._gpm_handle = Handle(found[0])
+        self._gpm_handle = Handle(found[0], self)
         return sample
 
     def nvmlGpmMetricsGet(self, query: Any) -> Any:
+        self._spend("nvmlGpmMetricsGet")
         values = self._gpm_handle.value("gpm", self._gpm_handle.data["gpm"])
         for slot in range(query.numMetrics):
             metric = query.metrics[slot]
@@ -162,6 +180,7 @@ class FakeNvml:
         return query
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[Any]:
+        self._spend("nvmlDeviceGetComputeRunningProcesses")
         found = handle.value("processes", handle.data.get("processes", []))
         return [SimpleNamespace(pid=p["pid"], usedGpuMemory=p.get("memory")) for p in found]
 

@@ -143,5 +143,5 @@ def test_every_field_that_is_read_has_a_meaning() -> None:
     _, sample = _one(FakeAmdsmi())
     read = {
         name for name in DeviceSample.__struct_fields__ if getattr(sample, name) is not None
-    } - {"t", "mono", "interval_s", "device", "absent"}
+    } - {"t", "mono", "interval_s", "device", "covers_s", "absent"}
     assert read == set(FIELDS)

@@ -30,7 +30,7 @@ def _sample(backend: Nvml, ticks: int = 1) -> list[DeviceSample]:
 
 
 def _open(lib: Any) -> Nvml:
-    backend = Nvml(lib)
+    backend = Nvml(lib, cpu=lambda: 0.0)  # the machine's own speed decides nothing
     backend.open()
     return backend
 
@@ -71,12 +71,19 @@ def test_a_v100_has_utilisation_power_and_pcie_and_says_why_it_has_no_tensor_act
 def test_nvlink_counters_in_kib_become_bytes_per_second(
     fake_nvml: Fake, recordings: ModuleType
 ) -> None:
-    backend = _open(fake_nvml(recordings.v100()))
-    _sample(backend)
-    # ticks 0 to 4, half a second apart: the counters are read at 0 and 4
-    (sample,) = _sample(backend, ticks=5)
-    assert sample.nvlink_tx_bytes_s == 512 * 1024 * 1024 / 4.0
-    assert sample.nvlink_rx_bytes_s == 256 * 1024 * 1024 / 4.0
+    recording = recordings.v100()
+    recording["devices"][0]["fields"] |= {
+        "138": {"grows": [0, 512 * 1024]}, "139": {"grows": [0, 256 * 1024]},
+    }  # fmt: skip
+    backend = _open(fake_nvml(recording))
+    # a second apart: the counters are read at 0, soon again (devices take turns), then every 2 s
+    samples = [backend.sample(_moment(tick))[0] for tick in range(6)]
+    rates = [(s.nvlink_tx_bytes_s, s.nvlink_rx_bytes_s, s.covers_s.get("nvlink_tx_bytes_s"))
+             for s in samples]  # fmt: skip
+    whole = 512 * 1024 * 1024
+    assert rates[1] == (whole, whole / 2, 1.0)
+    assert rates[3] == (whole / 2, whole / 4, 2.0)
+    assert rates[2] == rates[4] == (None, None, None)
 
 
 def test_a_call_that_is_not_supported_is_made_once_only(
@@ -85,16 +92,16 @@ def test_a_call_that_is_not_supported_is_made_once_only(
     lib = fake_nvml(recordings.v100())
     _sample(_open(lib), ticks=20)
     assert lib.calls["nvmlDeviceGetJpgUtilization"] == 1
-    # the dear counters: once at the start and at every fourth sample
-    assert lib.calls["nvmlDeviceGetFieldValues"] == 1 + 5
+    # the dear counters: once at the start and every 2 s
+    assert lib.calls["nvmlDeviceGetFieldValues"] == 1 + 11
 
 
-def test_the_pcie_call_that_measures_for_20_ms_is_made_every_fourth_sample_only(
+def test_the_pcie_call_that_measures_for_20_ms_is_made_every_2_s_at_most(
     fake_nvml: Fake, recordings: ModuleType
 ) -> None:
     lib = fake_nvml(recordings.a100())
     _sample(_open(lib), ticks=20)
-    assert lib.calls["nvmlDeviceGetPcieThroughput"] == 2 * 5
+    assert lib.calls["nvmlDeviceGetPcieThroughput"] <= 2 * 11
 
 
 def test_on_hopper_the_slow_pcie_call_is_never_made(
@@ -108,7 +115,11 @@ def test_on_hopper_the_slow_pcie_call_is_never_made(
 def test_heat_shows_as_a_reason_and_as_0_3_seconds_of_the_interval(
     fake_nvml: Fake, recordings: ModuleType
 ) -> None:
-    (sample,) = _sample(_open(fake_nvml(recordings.throttled())))
+    lib = fake_nvml(recordings.throttled())
+    lib.clock = lambda: 9.5
+    backend = _open(lib)
+    lib.clock = lambda: 10.0
+    (sample,) = _sample(backend)
     assert sample.reasons == ["power cap", "heat"]
     assert sample.throttled_s is not None and sample.throttled_s["heat"] == 0.3
     assert sample.sm_clock_mhz == 1140 and sample.temperature_c == 87
@@ -240,6 +251,6 @@ def test_every_field_of_a_sample_has_a_meaning_with_unit_and_source(
     fake_nvml: Fake, recordings: ModuleType
 ) -> None:
     backend = _open(fake_nvml(recordings.h200()))
-    own = {"t", "mono", "interval_s", "device", "absent"}
+    own = {"t", "mono", "interval_s", "device", "covers_s", "absent"}
     assert set(backend.meanings) == set(DeviceSample.__struct_fields__) - own
     assert all(m.unit and m.source and m.what for m in backend.meanings.values())

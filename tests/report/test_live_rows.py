@@ -63,7 +63,9 @@ JOB = JobView(
 
 def _state(recording: dict[str, Any], *, job: JobView | None = JOB) -> LiveState:
     """Five samples of a recording, half a second apart."""
-    backend = Nvml(FakeNvml(recording))
+    lib, now = FakeNvml(recording), [0.0]
+    lib.clock = lambda: now[0]
+    backend = Nvml(lib, cpu=lambda: 0.0)
     backend.open()
 
     def owner(pid: int, memory: int | None) -> DeviceProcess:
@@ -73,6 +75,7 @@ def _state(recording: dict[str, Any], *, job: JobView | None = JOB) -> LiveState
     state = LiveState(About(t=0.0, host="node1", backend="nvml", period_s=0.5))
     for tick in range(5):
         t = tick * 0.5
+        now[0] = t + 0.5
         moment = Moment(t=t, mono=t, interval_s=0.5, tick=tick, owner=owner)
         samples = backend.sample(moment)
         state.about = msgspec.structs.replace(

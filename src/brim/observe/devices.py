@@ -90,6 +90,7 @@ class Probe:
         self._clock = clock
         self._tick = 0
         self._names: dict[int, str] = {}
+        self._said: About | None = None
         self._last = self._last_host = self._last_tree = clock()
         self.tree.refresh()
         self._host.sample(t=time.time(), mono=self._last, interval_s=0.0)
@@ -115,6 +116,15 @@ class Probe:
             machine_cores=self.cores.machine,
             why_cores=list(self.cores.reasons),
         )
+
+    def about_if_new(self, period_s: float) -> About | None:
+        """What the samples mean, where it is not what the last call said: reasons for absence turn
+        up with the first samples, and periods change with what readings cost."""
+        about = self.about(period_s)
+        if self._said is not None and _says_the_same(self._said, about):
+            return None
+        self._said = about
+        return about
 
     def sample(self) -> Snapshot:
         """The interval since the last call (since creation, the first time)."""
@@ -275,16 +285,13 @@ class Sampler:
     def _record(self, writer: Writer) -> None:
         made = Probe(job=self._job, with_root=self._with_root, backend=self._backend)
         with contextlib.closing(made) as probe:
-            described: list[Device] | None = None
             period_s, cost_s = self._period_s, 0.0
             while not writer.error:
                 last = self._stopping.wait(period_s)
                 began_s = time.thread_time()
                 snapshot = probe.sample()
-                devices = probe.devices()
-                # reasons for absence may turn up later; the last about line is the full one
-                about = [probe.about(period_s)] if devices != described else []
-                described = devices
+                new = probe.about_if_new(period_s)
+                about = [new] if new is not None else []
                 writer.write([*about, *snapshot.devices, *_present(snapshot.host)])
                 self.cpu_s = time.thread_time()
                 if last:
@@ -299,6 +306,14 @@ class Sampler:
         return min(max(self._period_s * stretch, dear), LONGEST_PERIOD_S)
 
 
+def _says_the_same(before: About, now: About) -> bool:
+    """Periods that differ by less than half are the same to a reader; a line is 6 kB."""
+    if before.devices != now.devices or before.fields.keys() != now.fields.keys():
+        return False
+    pairs = [(before.fields[name].period_s, m.period_s) for name, m in now.fields.items()]
+    return all(a == b or (a and b and 0.67 < a / b < 1.5) for a, b in pairs)
+
+
 def _present(host: HostSample | None) -> list[HostSample]:
     return [] if host is None else [host]
 
@@ -307,7 +322,7 @@ def _prefixed(prefix: str, meanings: dict[str, Meaning], period_s: float) -> dic
     """Meanings by full name, each with its own period."""
     return {
         f"{prefix}.{name}": msgspec.structs.replace(
-            meaning, period_s=meaning.period_s or meaning.every * period_s
+            meaning, period_s=max(meaning.period_s or 0.0, period_s)
         )
         for name, meaning in meanings.items()
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from brim.observe.devices import Probe, Writer
-from brim.record.devices import About, Device, DeviceSample, HostSample, Line
+from brim.record.devices import About, DeviceSample, HostSample, Line
 
 
 class Feed:
@@ -26,7 +26,6 @@ class Feed:
         self._period_s = period_s
         self._consume = consume
         self._writer = Writer(record) if record is not None else None
-        self._described: list[Device] | None = None
         self._ticks = 0
         self.about = probe.about(period_s)
 
@@ -38,16 +37,13 @@ class Feed:
     def tick(self) -> None:
         """Take one sample and hand it on."""
         snapshot = self._probe.sample()
-        devices = self._probe.devices()
-        new = devices != self._described
-        if new:
-            # reasons for what is absent turn up with the first samples
-            self._described = devices
-            self.about = self._probe.about(self._period_s)
+        new = self._probe.about_if_new(self._period_s)
+        if new is not None:
+            self.about = new
         self._consume(self.about, snapshot.devices, snapshot.host)
         if self._writer is not None and self._ticks % self._writer.stretch == 0:
             host = [snapshot.host] if snapshot.host is not None else []
-            about: list[Line] = [self.about] if new else []
+            about: list[Line] = [new] if new is not None else []
             self._writer.write([*about, *snapshot.devices, *host])
         self._ticks += 1
 

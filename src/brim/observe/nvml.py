@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from brim.observe.backend import Moment, Unavailable
+from brim.observe.budget import Budget
 from brim.observe.nvml_fields import BEFORE_HOPPER, FIELDS
-from brim.observe.nvml_unit import SLOW_EVERY, Unit
+from brim.observe.nvml_unit import KIND_BEFORE_HOPPER, KIND_OF, KINDS, Unit
 from brim.record.devices import Device, DeviceSample, Meaning
 
 
@@ -22,22 +24,23 @@ class Nvml:
 
     name = "nvml"
 
-    def __init__(self, lib: Any = None) -> None:
-        """``lib``: a module like ``pynvml``; None: the real one."""
+    def __init__(self, lib: Any = None, *, cpu: Callable[[], float] = time.thread_time) -> None:
+        """``lib``: a module like ``pynvml``; None: the real one.  ``cpu``: CPU seconds used by the
+        sampling thread so far."""
         self._lib = lib
         self._units: list[Unit | _Lost] = []
         self._open = False
         self.driver = ""
-        self.slow_every = SLOW_EVERY
+        self._budget = Budget(KINDS, cpu=cpu)
 
     @property
     def meanings(self) -> dict[str, Meaning]:
         gpm = any(isinstance(unit, Unit) and unit.gpm for unit in self._units)
         found = FIELDS if gpm else FIELDS | BEFORE_HOPPER
-        every = self.slow_every
+        kinds = KIND_OF if gpm else KIND_OF | KIND_BEFORE_HOPPER
+        periods = {name: self._budget.periods[kind] or None for name, kind in kinds.items()}
         return {
-            name: msgspec.structs.replace(m, every=every) if m.every > 1 else m
-            for name, m in found.items()
+            name: msgspec.structs.replace(m, period_s=periods[name]) for name, m in found.items()
         }
 
     def open(self) -> None:
@@ -54,16 +57,14 @@ class Nvml:
             self._add(number)
         if not self._units:
             raise Unavailable("the NVIDIA driver shows no device")
-        # at 2 Hz one device's turn a second at most, however many there are
-        self.slow_every = max(SLOW_EVERY, 2 * len(self._units))
-        for unit in self._units:
-            unit.slow_every = self.slow_every
 
     def devices(self) -> list[Device]:
         return [unit.describe() for unit in self._units]
 
     def sample(self, moment: Moment) -> list[DeviceSample]:
-        return [unit.sample(moment) for unit in self._units]
+        found = [unit.sample(moment) for unit in self._units]
+        self._budget.plan(moment.interval_s)
+        return found
 
     def close(self) -> None:
         for unit in self._units:
@@ -82,9 +83,12 @@ class Nvml:
             self._units.append(_Lost(len(self._units), str(error)))
             return
         now_s = time.monotonic()
-        self._units.append(Unit(lib, handle, len(self._units), now_s))
+        self._units.append(Unit(lib, handle, len(self._units), now_s, budget=self._budget))
         for partition in _partitions(lib, handle):
-            self._units.append(Unit(lib, partition, len(self._units), now_s, parent=handle))
+            index = len(self._units)
+            self._units.append(
+                Unit(lib, partition, index, now_s, budget=self._budget, parent=handle)
+            )
 
 
 class _Lost:
@@ -92,7 +96,6 @@ class _Lost:
 
     def __init__(self, index: int, why: str) -> None:
         self._index = index
-        self.slow_every = 1
         self._absent = dict.fromkeys(("gpu_util", "memory_used_bytes", "power_w"), why)
 
     def describe(self) -> Device:

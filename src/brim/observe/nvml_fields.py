@@ -53,7 +53,6 @@ FIELDS = {
         unit="share",
         what="of time in which memory was read or written, in the last sampling period",
         source="nvmlDeviceGetUtilizationRates",
-        every=4,
     ),
     "sm_active": _gpm("of SMs with a warp", "2 (DCGM 1002)"),
     "sm_occupancy": _gpm("of warp slots in use", "3 (DCGM 1003)"),
@@ -68,34 +67,27 @@ FIELDS = {
     "nvlink_tx_bytes_s": _gpm("sent on all links", "61 (DCGM 1011)", "B/s"),
     "nvlink_rx_bytes_s": _gpm("received on all links", "60 (DCGM 1012)", "B/s"),
     "power_w": Meaning(unit="W", what="mean of the last second", source="nvmlDeviceGetPowerUsage"),
-    "energy_j": Meaning(unit="J", what="since the driver was loaded", source="field 83", every=4),
+    "energy_j": Meaning(unit="J", what="since the driver was loaded", source="field 83"),
     "sm_clock_mhz": Meaning(unit="MHz", what="at this moment", source="nvmlDeviceGetClockInfo"),
-    "memory_clock_mhz": Meaning(
-        unit="MHz", what="at this moment", source="nvmlDeviceGetClockInfo", every=4
-    ),
-    "temperature_c": Meaning(
-        unit="°C", what="of the die", source="nvmlDeviceGetTemperature", every=4
-    ),
+    "memory_clock_mhz": Meaning(unit="MHz", what="at this moment", source="nvmlDeviceGetClockInfo"),
+    "temperature_c": Meaning(unit="°C", what="of the die", source="nvmlDeviceGetTemperature"),
     "memory_used_bytes": Meaning(
-        unit="B", what="allocated by all processes", source="nvmlDeviceGetMemoryInfo", every=4
+        unit="B", what="allocated by all processes", source="nvmlDeviceGetMemoryInfo"
     ),
     "reasons": Meaning(
         unit="names",
         what="what holds the clocks down at this moment",
         source="nvmlDeviceGetCurrentClocksEventReasons",
-        every=4,
     ),
     "throttled_s": Meaning(
         unit="s",
         what="since the last reading, by reason; nothing is lost between readings",
         source="fields 74, 76, 269-271",
-        every=4,
     ),
     "processes": Meaning(
         unit="list",
         what="with memory on the device",
         source="nvmlDeviceGetComputeRunningProcesses",
-        every=4,
     ),
 }
 
@@ -108,31 +100,23 @@ BEFORE_HOPPER = {
         unit="share",
         what="of time in which memory was read or written",
         source=_RING,
-        every=4,
     ),
     "nvdec_util": Meaning(
         unit="share",
         what="of time",
         source="nvmlDeviceGetDecoderUtilization",
-        every=4,
     ),
-    "nvjpg_util": Meaning(
-        unit="share", what="of time", source="nvmlDeviceGetJpgUtilization", every=4
-    ),
+    "nvjpg_util": Meaning(unit="share", what="of time", source="nvmlDeviceGetJpgUtilization"),
     "pcie_tx_bytes_s": Meaning(
         unit="B/s",
         what="device to host, 20 ms out of each period",
         source="nvmlDeviceGetPcieThroughput",
-        every=4,
     ),
     "pcie_rx_bytes_s": Meaning(
         unit="B/s",
         what="host to device, 20 ms out of each period",
         source="nvmlDeviceGetPcieThroughput",
-        every=4,
     ),
-    "nvlink_tx_bytes_s": Meaning(unit="B/s", what="sent on all links", source="field 138", every=4),
-    "nvlink_rx_bytes_s": Meaning(
-        unit="B/s", what="received on all links", source="field 139", every=4
-    ),
+    "nvlink_tx_bytes_s": Meaning(unit="B/s", what="sent on all links", source="field 138"),
+    "nvlink_rx_bytes_s": Meaning(unit="B/s", what="received on all links", source="field 139"),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from brim.observe.backend import Guard, Moment, Owner, significant
+from brim.observe.budget import Budget, Kind
 from brim.observe.gpm import FIELDS as GPM_FIELDS
 from brim.observe.gpm import Gpm
 from brim.observe.nvml_fields import (
@@ -25,12 +26,42 @@ _NVLINK = {138: "nvlink_tx_bytes_s", 139: "nvlink_rx_bytes_s"}
 _ALL_LINKS = 0xFFFFFFFF
 _UTIL = {"gpu_util": _GPU_UTIL, "mem_util": _MEMORY_UTIL}
 
+_OVER_TIME = (*GPM_FIELDS, "throttled_s")
+"""Fields that tell of a stretch of time, not of a moment."""
+_SAME_S = 0.05
+
 # The binding's structures override attribute access in Python, ten times the cost of ctypes' own.
 plain = object.__getattribute__
 
-# Slow readings take turns: on an H200 the counters cost 4.7 ms of CPU, ten times all the rest, and
-# before Hopper PCIe takes 40 ms.
-SLOW_EVERY = 4
+# What is read together, most patient first.  On an H200 (µs): counters 4,000, states 400, GPM
+# 1,700, the moment 60; before Hopper the ring buffer takes 2,300 and the engines, whose PCIe call
+# measures for 20 ms, 42,000.
+COUNTERS = Kind("counters", wanted_s=2.0, longest_s=30.0)
+ENGINES = Kind("engines", wanted_s=2.0, longest_s=60.0)
+STATES = Kind("states", wanted_s=2.0, longest_s=10.0)
+ACTIVITY = Kind("activity", wanted_s=0.0, longest_s=5.0)
+MOMENT = Kind("moment", wanted_s=0.0, longest_s=2.0)
+KINDS = (COUNTERS, ENGINES, STATES, ACTIVITY, MOMENT)
+
+KIND_OF = {
+    **dict.fromkeys(("energy_j", "throttled_s"), COUNTERS.name),
+    **dict.fromkeys(GPM_FIELDS, ACTIVITY.name),
+    **dict.fromkeys(("power_w", "sm_clock_mhz"), MOMENT.name),
+    **dict.fromkeys(
+        (
+            "mem_util", "memory_used_bytes", "reasons", "memory_clock_mhz", "temperature_c",
+            "processes",
+        ),
+        STATES.name,
+    ),
+}  # fmt: skip
+"""Field → the kind of reading that it comes from."""
+KIND_BEFORE_HOPPER = {
+    **dict.fromkeys(("nvdec_util", "nvjpg_util", "pcie_tx_bytes_s", "pcie_rx_bytes_s"),
+                    ENGINES.name),
+    **dict.fromkeys(("nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), COUNTERS.name),
+}  # fmt: skip
+"""The same where there is no GPM."""
 
 _NO_GPM = "GPM needs Hopper or newer"
 _OF_THE_WHOLE = "measured for the whole device, not for a partition"
@@ -44,12 +75,20 @@ class Unit:
     """Samples one device; what it never offers is found out once."""
 
     def __init__(
-        self, lib: Any, handle: Any, index: int, moment_s: float, *, parent: Any = None
+        self,
+        lib: Any,
+        handle: Any,
+        index: int,
+        moment_s: float,
+        *,
+        budget: Budget,
+        parent: Any = None,
     ) -> None:
         """``parent``: the whole device's handle when ``handle`` is a MIG partition.
 
         ``moment_s``: CLOCK_MONOTONIC now, from which counters count.
         """
+        self._budget = budget
         self._lib = lib
         self._handle = handle
         self._whole = handle if parent is None else parent
@@ -58,9 +97,10 @@ class Unit:
         self._guard = Guard(error=lib.NVMLError, unsupported=UNSUPPORTED)
         self._counters: dict[int, int] = {}
         self._seen_us: dict[int, int] = {}
-        self._slow: dict[str, Any] = {}
-        self.slow_every = SLOW_EVERY
-        """Of how many samples one has the slow readings."""
+        self._stands: dict[str, Any] = {}
+        """What is true until the next reading: states, and the moment's values."""
+        self._read_at: dict[str, float] = {}
+        """Kind → when it was read last."""
         if self._partition:
             self._guard.never |= dict.fromkeys(_WHOLE_ONLY, _OF_THE_WHOLE)
         self._gpm = self._open_gpm()
@@ -85,24 +125,52 @@ class Unit:
         return Device(index=self._index, absent=absent, **self._device)
 
     def sample(self, moment: Moment) -> DeviceSample:
+        """What is due of the readings; states stand until they are read again, while averages and
+        growths since the last reading are in the sample that took them, and nowhere else."""
         self._guard.now = {}
-        counters: dict[str, Any] = {}
-        if (moment.tick + self._index) % self.slow_every == 0 or not self._slow:
-            self._slow = self._slow_values(moment.owner)
-            counters = self._from_counters(moment.mono)
-        gpm = self._gpm_values()
-        values = {**self._slow, **gpm, **counters, **self._now_values()}
-        if "gpu_util" not in gpm:
-            values["gpu_util"] = self._ring_value("gpu_util")
+        fresh: dict[str, Any] = {}
+        covers: dict[str, float] = {}
+        for kind, read in (
+            (COUNTERS, lambda: self._from_counters(moment.mono)),
+            (ENGINES, self._engines),
+            (ACTIVITY, self._activity),
+        ):
+            if (values := self._if_due(kind.name, moment, read)) is not None:
+                span_s = moment.mono - self._read_at.get(kind.name, moment.mono - moment.interval_s)
+                self._read_at[kind.name] = moment.mono
+                fresh |= values
+                covers |= {
+                    name: round(span_s, 3)
+                    for name, value in values.items()
+                    if value is not None and abs(span_s - moment.interval_s) > _SAME_S
+                }
+        for kind, read in (
+            (STATES, lambda: self._states(moment.owner)),
+            (MOMENT, self._moment),
+        ):
+            self._stands |= self._if_due(kind.name, moment, read) or {}
         known = set(DeviceSample.__struct_fields__)
         return DeviceSample(
             t=moment.t,
             mono=moment.mono,
             interval_s=moment.interval_s,
             device=self._index,
+            covers_s={name: s for name, s in covers.items() if name in _OVER_TIME},
             absent={name: why for name, why in self._guard.now.items() if name in known},
-            **{name: significant(v) for name, v in values.items() if v is not None},
+            **{
+                name: significant(v)
+                for name, v in {**self._stands, **fresh}.items()
+                if v is not None
+            },
         )
+
+    def _if_due(
+        self, kind: str, moment: Moment, read: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        if not self._budget.due(kind, self._index, moment.mono):
+            return None
+        with self._budget.reading(kind, self._index, moment.mono):
+            return read()
 
     def close(self) -> None:
         if self._gpm is not None:
@@ -160,6 +228,13 @@ class Unit:
         for name in GPM_FIELDS:
             if name not in values and name != "gpu_util":
                 self._guard.never[name] = "the device's GPM has no such metric"
+        return values
+
+    def _activity(self) -> dict[str, Any]:
+        """Means since the last reading: GPM's figures, or the ring buffer's."""
+        values: dict[str, Any] = dict(self._gpm_values())
+        if "gpu_util" not in values:
+            values["gpu_util"] = self._ring_value("gpu_util")
         return values
 
     def _memory_util(self) -> float | None:
@@ -236,7 +311,7 @@ class Unit:
         self._counters[counter] = now
         return now - before if before is not None and now >= before else None
 
-    def _now_values(self) -> dict[str, Any]:
+    def _moment(self) -> dict[str, Any]:
         power = self._get("power_w", "nvmlDeviceGetPowerUsage")
         return {
             "power_w": None if power is None else power / 1000,
@@ -251,10 +326,10 @@ class Unit:
         bits = read(self._handle)
         return [name for bit, name in REASONS.items() if bits & bit]
 
-    def _slow_values(self, owner: Owner) -> dict[str, Any]:
-        """What changes slowly or costs more; kept for the samples in between."""
+    def _states(self, owner: Owner) -> dict[str, Any]:
+        """What changes slowly."""
         memory = self._get("memory_used_bytes", "nvmlDeviceGetMemoryInfo")
-        values = {
+        return {
             "mem_util": self._memory_util(),
             "memory_used_bytes": int(memory.used) if memory is not None else None,
             "reasons": self._guard.get("reasons", self._reasons),
@@ -264,10 +339,11 @@ class Unit:
             "temperature_c": self._get("temperature_c", "nvmlDeviceGetTemperature", 0),
             "processes": self._guard.get("processes", lambda: self._processes(owner)),
         }
-        return values if self._gpm is not None or self._partition else values | self._engines()
 
     def _engines(self) -> dict[str, float | None]:
         """Without GPM: decode engines, and PCIe by a call that measures for 20 ms."""
+        if self._gpm is not None or self._partition:
+            return {}
         lib, handle = self._lib, self._handle
         reads: dict[str, Callable[[], float]] = {
             "nvdec_util": lambda: lib.nvmlDeviceGetDecoderUtilization(handle)[0] / 100,

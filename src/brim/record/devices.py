@@ -37,10 +37,9 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     source: str = ""
     """The call or file; empty when this machine has none."""
-    every: int = 1
-    """Read at every n-th sample; in between the last value stands, and counters are null."""
     period_s: float | None = None
-    """Time between two readings."""
+    """Time between two readings when the line was written.  In between a state stands; averages
+    and growths since the last reading are null."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,9 +126,12 @@ class DeviceSample(
     throttled_s: dict[str, float] | None = None
     """Reason → seconds since the last reading in which it held the clocks down.
 
-    From the driver's counters, which are read at every n-th sample: sums over samples are exact.
+    From the driver's counters, which are not read at every sample: sums over samples are exact.
     """
     processes: list[DeviceProcess] | None = None
+    covers_s: dict[str, float] = {}
+    """Field → the seconds that end at ``t`` and that its value covers, where these are not
+    ``interval_s``."""
     absent: dict[str, str] = {}
     """Field → why it is missing in this sample though the device has it."""
 
@@ -265,6 +267,6 @@ def why_absent(about: About, sample: DeviceSample, field: str) -> str:
     if device is not None and field in device.absent:
         return device.absent[field]
     meaning = about.fields.get(f"device.{field}")
-    if meaning is not None and meaning.every > 1:
-        return f"read at every {meaning.every}th sample"
+    if meaning is not None and (meaning.period_s or 0.0) > about.period_s:
+        return f"read every {meaning.period_s:.3g} s"
     return ""

@@ -14,6 +14,12 @@ from brim.record.devices import About, Device, DeviceSample, HostSample
 from brim.report.live_job import JobView
 
 HISTORY = 240
+_MEANS = (
+    "gpu_util", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp32_active",
+    "fp16_active", "nvdec_util", "nvjpg_util", "pcie_tx_bytes_s", "pcie_rx_bytes_s",
+    "nvlink_tx_bytes_s", "nvlink_rx_bytes_s",
+)  # fmt: skip
+"""Fields that are means since the last reading: null in a sample that took none."""
 ALERT_S = 10.0
 """Throttling is judged over the last seconds: a cap for one sample is no news."""
 THROTTLED_FROM = 0.05
@@ -55,7 +61,7 @@ class _History:
     _window: deque[tuple[float, float, dict[str, float]]] = field(default_factory=deque)
 
     def add(self, sample: DeviceSample) -> None:
-        self.last = sample
+        self.last = _with_means(sample, self.last)
         if sample.tensor_active is not None:
             self.tensor.append(sample.tensor_active)
         if sample.gpu_util is not None:
@@ -91,6 +97,23 @@ class _History:
             for reason, seconds in held.items():
                 total[reason] = total.get(reason, 0.0) + seconds
         return {r: min(1.0, s / span) for r, s in total.items()} if span > 0 else {}
+
+
+def _with_means(sample: DeviceSample, before: DeviceSample | None) -> DeviceSample:
+    """The sample, with the means of the last reading where it took none.
+
+    With many devices each is asked for its dear figures only every few seconds.
+    """
+    if before is None:
+        return sample
+    kept = {
+        name: value
+        for name in _MEANS
+        if getattr(sample, name) is None
+        and name not in sample.absent
+        and (value := getattr(before, name)) is not None
+    }
+    return msgspec.structs.replace(sample, **kept) if kept else sample
 
 
 class LiveState:

@@ -273,12 +273,13 @@ def _table(name: str, value: Any) -> dict[str, Any]:
 
 
 def _anchored(model: ModelTable, folder: Path) -> ModelTable:
-    """A relative model folder starts beside the configuration file, if it exists there."""
-    if model.path and (folder / model.path).is_dir():
-        return replace(model, path=str(folder / model.path))
-    if model.random.upper() not in FAMILY and (folder / model.random).is_dir():
-        return replace(model, random=str(folder / model.random))
-    return model
+    """Relative model folders start beside the configuration file, if they exist there."""
+
+    def beside(name: str) -> str:
+        return str(folder / name) if name and (folder / name).is_dir() else name
+
+    random = model.random if model.random.upper() in FAMILY else beside(model.random)
+    return replace(model, path=beside(model.path), random=random, processor=beside(model.processor))
 
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> None:

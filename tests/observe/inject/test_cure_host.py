@@ -185,16 +185,23 @@ def test_core_lists_are_read_and_written_as_linux_does() -> None:
     assert cure_affinity.ranges([0, 1, 2, 8, 10, 11]) == "0-2,8,10-11"
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
-    reason="needs two cores",
-)
+@pytest.mark.skipif(len(cure_affinity.START) < 2, reason="needs two cores")
 def test_the_second_of_two_ranks_runs_on_cores_of_its_own(cured: RunCured) -> None:
     end = "say['cores'] = sorted(os.sched_getaffinity(0))"
     found = cured(job(end=end), {"cpu.affinity": True}, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     allowed = sorted(os.sched_getaffinity(0))
     assert found.said["cores"] == allowed[len(allowed) // 2 :]
     assert found.states() == {"cpu.affinity": "applied"}
+
+
+@pytest.mark.skipif(len(cure_affinity.START) < 2, reason="needs two cores")
+def test_a_script_that_binds_itself_gets_the_cores_back_that_it_was_started_with(
+    cured: RunCured,
+) -> None:
+    setup = f"os.sched_setaffinity(0, {{{cure_affinity.START[0]}}})"
+    found = cured(job(setup, "say['cores'] = len(os.sched_getaffinity(0))"), {"cpu.affinity": True})
+    assert found.said["cores"] == len(cure_affinity.START)
+    assert found.knobs["cpu.affinity"].was == str(cure_affinity.START[0])
 
 
 def test_the_cores_near_a_device_are_read_from_its_pci_folder(

@@ -1,7 +1,8 @@
 """Each rank on cores of its own, those near its device first.
 
 Linux says which cores are near a device; the ranks of a host share them out in the order of their
-local ranks.  Threads and loader workers that are started later inherit the mask.
+local ranks.  Threads and loader workers that are started later inherit the mask.  A mask with which
+the process was started is a limit that somebody set; one that the script has put on itself is not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from _brim_hooks import recorder as _r
 from _brim_hooks.cure import Cure, safely
 
 PCI = "/sys/bus/pci/devices"
+
+
+def mask() -> list[int]:
+    """Cores that this process may run on; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+START = mask()  # before the script's first line
 
 
 class Affinity(Cure):
@@ -50,13 +59,13 @@ class Affinity(Cure):
         if self.done or not self.value or (_r.current is not None and not _r.current.mine()):
             return
         self.done = True
-        if not hasattr(os, "sched_setaffinity"):
+        now = mask()
+        if not now:
             self.unavailable("this system has no affinity of threads")
             return
         rank, ranks = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
-        allowed = sorted(os.sched_getaffinity(0))
-        cores = share(allowed, [near(r) for r in range(ranks)], rank)
-        if not cores or cores == allowed:
+        cores = share(START or now, [near(r) for r in range(ranks)], rank)
+        if not cores or cores == now:
             self.unavailable("one rank has all cores, and none is nearer to its device")
             return
         for thread in os.listdir("/proc/self/task"):
@@ -64,7 +73,7 @@ class Affinity(Cure):
                 os.sched_setaffinity(int(thread), cores)
             except (OSError, ValueError):
                 pass  # it has ended
-        self.applied(ranges(allowed), "cores %s" % ranges(cores))
+        self.applied(ranges(now), "cores %s" % ranges(cores))
 
 
 def share(allowed: list[int], nearest: list[list[int]], rank: int) -> list[int]:

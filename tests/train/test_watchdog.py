@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from brim.train.watchdog import Watchdog
+from brim.train.watchdog import Phase, Watchdog, doing
 
 PROGRAM = """
 import ctypes, os, sys, time
 from pathlib import Path
-from brim.train.watchdog import Watchdog
+from brim.train.watchdog import Phase, Watchdog
 dog = Watchdog(Path(sys.argv[1]), 1.0)
 for _ in range(3):
-    dog.beat()
+    dog.beat(Phase.BETWEEN, 3)
     time.sleep(0.1)
 print("beaten", flush=True)
 {then}
@@ -53,12 +53,16 @@ def test_a_run_that_hangs_is_ended_and_leaves_its_stacks(
     done = child(tmp_path, then)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert time.monotonic() - started < 30
-    assert f"in {function}" in (tmp_path / "hang-stacks.txt").read_text()
-    assert "no step for 1 s" in done.stderr
+    assert f"in {function}" in (tmp_path / "hang-stacks.rank0.txt").read_text()
+    assert "between two steps for 1 s after 3 steps" in done.stderr
+    assert "rank0: between two steps for" in (tmp_path / "hang-stacks.rank0.txt").read_text()
 
 
 def test_a_run_that_goes_on_is_left_alone_and_nothing_remains(tmp_path: Path) -> None:
-    done = child(tmp_path, "for _ in range(20):\n    dog.beat()\n    time.sleep(0.1)\ndog.close()")
+    done = child(
+        tmp_path,
+        "for _ in range(20):\n    dog.beat(Phase.BETWEEN, 3)\n    time.sleep(0.1)\ndog.close()",
+    )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -83,3 +87,36 @@ def test_the_watchdog_ends_with_its_run_however_that_ends(tmp_path: Path) -> Non
             return
         time.sleep(0.1)
     pytest.fail("the watchdog outlives its run")
+
+
+def test_each_rank_says_what_it_does_so_the_one_behind_can_be_told(tmp_path: Path) -> None:
+    first, second = Watchdog(tmp_path, 60.0, 0), Watchdog(tmp_path, 60.0, 1)
+    first.beat(Phase.STEP, 8)
+    second.beat(Phase.ROWS, 7)
+    assert list(doing(tmp_path)) == [
+        "rank0: in a step for 0 s, after 8 steps",
+        "rank1: waiting for rows for 0 s, after 7 steps",
+    ]
+    first.close()
+    second.close()
+
+
+def test_a_phase_before_the_first_step_has_ended_starts_no_watch(tmp_path: Path) -> None:
+    program = PROGRAM.split("for _")[0] + "dog.beat(Phase.STEP, 0)\ntime.sleep(2.5)\ndog.close()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_flight_recorder_is_asked_where_it_is_switched_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", str(tmp_path / "recorder"))
+    pipe = tmp_path / "recorder0.pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    done = child(tmp_path, "time.sleep(100)")
+    assert done.returncode == -signal.SIGKILL
+    assert os.read(reader, 10) == b"1"
+    os.close(reader)

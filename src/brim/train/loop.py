@@ -141,7 +141,8 @@ class Trainer:
         self._window = _Window()
         self._last_end = time.monotonic()
         self._profiler = ProfilerWindow(
-            records.folder / "trace.rank0.json.gz", enabled=torch.cuda.is_available()
+            records.folder / f"trace.rank{self.ranks.rank}.json.gz",
+            enabled=torch.cuda.is_available(),
         )
 
     def run(self) -> bool:
@@ -179,9 +180,12 @@ class Trainer:
         if not finished:
             self._arrived(self._readback.drain())
             self._tell(f"{name_of(stop)}: saving step {self.done} and stopping")
+        self._settle()
         if not finished or self.config.train.save_at_end:
             self._save()
-        self._settle()
+            if not self._settle():
+                self._save()  # no later one will make up for it
+                self._settle()
         return finished
 
     def _vote(self, request: StopRequest) -> Vote:
@@ -236,6 +240,7 @@ class Trainer:
             loss = self.model(row).double()
             total = loss if total is None else total + loss
             scored += row.counts.scored
+        self.step.parallel.settle()
         if total is None:
             return None
         sums = torch.stack([total, torch.full_like(total, scored)])
@@ -275,17 +280,19 @@ class Trainer:
         )
         self._last_end += time.monotonic() - began
 
-    def _settle(self) -> None:
-        """Wait until no checkpoint is under way."""
+    def _settle(self) -> bool:
+        """Wait until no checkpoint is under way; whether the last one was written."""
         if self.checkpoints.saving:
             self._arrived(self._readback.drain())
-        self._written(self.checkpoints.finish)
+        return self._written(self.checkpoints.finish)
 
-    def _written(self, action: Callable[[], object]) -> None:
+    def _written(self, action: Callable[[], object]) -> bool:
         try:
             action()
         except NotWritten as error:
             self._tell(f"{error}; training goes on, the next checkpoint will try again")
+            return False
+        return True
 
     def _one(self) -> None:
         began = time.monotonic()

@@ -48,12 +48,13 @@ def math_attention(
     if causal:
         visible &= rows[:, None] >= rows[None, :]
     groups = q.shape[1] // k.shape[1]
+    # a batch of one: without it torch's fast kernel for CPUs is not taken
     heads_first = (
-        q.transpose(0, 1),
-        k.repeat_interleave(groups, dim=1).transpose(0, 1),
-        v.repeat_interleave(groups, dim=1).transpose(0, 1),
+        q.transpose(0, 1)[None],
+        k.repeat_interleave(groups, dim=1).transpose(0, 1)[None],
+        v.repeat_interleave(groups, dim=1).transpose(0, 1)[None],
     )
-    return F.scaled_dot_product_attention(*heads_first, attn_mask=visible).transpose(0, 1)
+    return F.scaled_dot_product_attention(*heads_first, attn_mask=visible)[0].transpose(0, 1)
 
 
 def efficient_attention(

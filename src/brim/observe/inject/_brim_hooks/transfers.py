@@ -1,12 +1,17 @@
 """Reads of device values (``.item()``, ``.tolist()``, ``.cpu()`` …), counted by source line.
 
 Armed only in a process whose tensors can be on a CUDA device, and only while it is measured.
+
+A warning that torch raises in a read names the innermost Python frame, which is the wrapper here;
+what is shown or caught gets the program's own line back.  Filters by module and the counting of
+repetitions per line happen before that, in C, and see this module.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -18,6 +23,7 @@ now = _r.now
 _NAMES = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
 _originals: dict[str, Any] = {}
 _tensor: Any = None
+_show: Any = None
 
 
 def patch_tensor(module: Any) -> None:
@@ -34,9 +40,16 @@ def arm() -> None:
         own = _tensor.__dict__.get(name)  # None: inherited from the C base class
         _originals[name] = own
         setattr(_tensor, name, _wrap(getattr(_tensor, name), torch))
+    _arm_warnings()
 
 
 def disarm() -> None:
+    global _show
+    if _show is not None:
+        shown, before = _show
+        if getattr(warnings, "_showwarnmsg", None) is shown:
+            setattr(warnings, "_showwarnmsg", before)  # noqa: B010 - private, unknown to stubs
+        _show = None
     while _originals:
         name, own = _originals.popitem()
         if own is None:
@@ -58,6 +71,38 @@ def _wrap(original: Callable[..., Any], torch: Any) -> Callable[..., Any]:
             _note(rec, now() - t)
 
     return read
+
+
+_READ = _wrap(len, None).__code__  # type: ignore[attr-defined]
+"""What every wrapper runs."""
+
+
+def _arm_warnings() -> None:
+    """``warnings`` in C and in Python calls this one function for all that passes the filters."""
+    global _show
+    before = getattr(warnings, "_showwarnmsg", None)
+    if before is None or _show is not None:
+        return
+
+    @functools.wraps(before)
+    def shown(message: Any) -> Any:
+        if message.filename == _READ.co_filename:
+            _blame_caller(message)
+        return before(message)
+
+    _show = (shown, before)
+    setattr(warnings, "_showwarnmsg", shown)  # noqa: B010
+
+
+@_r.guarded
+def _blame_caller(message: Any) -> None:
+    """The frame beyond the read that the warning was raised in."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _READ:
+        frame = frame.f_back
+    if frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+        message.filename, message.lineno = frame.f_code.co_filename, frame.f_lineno
 
 
 @_r.guarded

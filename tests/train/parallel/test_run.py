@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,22 @@ def test_a_dry_run_refuses_what_the_run_would(settings: list[str], tmp_path: Pat
     code, said = command([*settings, "--dry-run", "--world", "3"])
     assert code == 2
     assert "rows_per_step is 4, which 3 ranks cannot share" in said
+
+
+def own_command(words: list[list[str]]) -> tuple[int, str]:
+    return command(words[int(os.environ["RANK"])])
+
+
+def test_ranks_that_see_other_data_stop_before_the_first_step(
+    settings: list[str], tmp_path: Path
+) -> None:
+    other = Path(settings[1]).with_name("other.toml")
+    write_set(other.parent / "more", 13)
+    other.write_text(Path(settings[1]).read_text().replace("photos/train", "more/train"))
+    out = ["--set", f"output_dir={tmp_path / 'out'}"]
+    words = [[*settings, *out], ["train", str(other), *out]]
+    found = on_ranks(2, own_command, words, joined=False, timeout=90)
+    for rank, (code, said) in enumerate(found):
+        assert code == 2
+        assert f"rank {rank} (host " in said
+        assert "rank 1 of 2 sees other data than rank 0" in said

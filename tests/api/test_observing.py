@@ -135,7 +135,7 @@ try:
     with brim.observe("run"):
         train(1)
 except InputError as error:
-    print(json.dumps({"error": str(error), "hooks": "_brim_hooks" in sys.modules}))
+    print(json.dumps({"error": str(error).splitlines()[0], "hooks": "_brim_hooks" in sys.modules}))
 """
     )
     assert found == {"error": "run: holds a run already", "hooks": False}

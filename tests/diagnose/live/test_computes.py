@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.diagnose.live.records import FORWARD, MAIN, TORCH, evidence, seen, stack, steps
+from tests.diagnose.live.records import (
+    FORWARD,
+    MAIN,
+    SITE,
+    TORCH,
+    evidence,
+    seen,
+    stack,
+    steps,
+)
 
 from brim.diagnose.live.computes import clues, pad_share
 
@@ -52,3 +61,39 @@ def test_recomputing_is_a_loss_only_where_memory_was_free(
         assert (clue.cause, clue.confidence) == ("compute.recompute", confidence)
         assert clue.seconds == pytest.approx(0.25)
         assert ("60.0 % of the memory was never used" in clue.evidence[0]) is (free == 0.6)
+
+
+LLAMA = f"{SITE}/transformers/models/llama/modeling_llama.py"
+SDPA = f"{SITE}/transformers/integrations/sdpa_attention.py"
+CALLED = ((LLAMA, "LlamaAttention.forward"), *FORWARD.frames[1:])
+EAGER = (LLAMA, "eager_attention_forward")
+SOFTMAX = stack(
+    "20", (f"{TORCH}/nn/functional.py", "softmax", 1, "ret = input.softmax(dim)"), EAGER, *CALLED
+)
+MASKED = stack("21", (*EAGER, 9, "attn_weights = attn_weights.masked_fill(mask, low)"), *CALLED)
+PRODUCT = stack("22", (*EAGER, 7, "attn_weights = torch.matmul(query, key)"), *CALLED)
+FUSED = stack(
+    "23", (SDPA, "sdpa_attention_forward", 5, "out = F.scaled_dot_product_attention("), *CALLED
+)
+LOSS = stack("24", (f"{TORCH}/nn/functional.py", "log_softmax", 1, ""), *FORWARD.frames)
+STACKS = (SOFTMAX, MASKED, PRODUCT, FUSED, LOSS)
+
+
+def test_softmax_and_masks_over_scores_count_and_their_products_do_not() -> None:
+    samples = seen(("1", 0.05), ("20", 0.02), ("21", 0.01), ("22", 0.02))
+    (clue,) = clues(evidence(steps(10, samples=samples), *STACKS), memory_free=None)
+    assert (clue.cause, clue.confidence) == ("compute.attention", "medium")
+    assert clue.seconds == pytest.approx(0.3)
+    assert "in forward passes alone, most of it in softmax" in clue.evidence[0]
+    assert "called by eager_attention_forward" in clue.evidence[1]
+
+
+@pytest.mark.parametrize("number", ["22", "23", "24"])
+def test_products_fused_attention_and_the_losss_softmax_are_none(number: str) -> None:
+    found = evidence(steps(10, samples=seen(("1", 0.05), (number, 0.05))), *STACKS)
+    assert clues(found, memory_free=None) == []
+
+
+def test_on_a_device_the_kernels_are_asked_and_not_the_stacks() -> None:
+    lines = steps(10, samples=seen(("1", 0.05), ("20", 0.05)))
+    assert clues(evidence(lines, *STACKS, device={"name": "H200"}), memory_free=None) == []

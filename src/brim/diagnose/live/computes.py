@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.live.evidence import Evidence
-from brim.diagnose.live.stacks import COMPUTE, RECOMPUTE, site
+from brim.diagnose.live.stacks import COMPUTE, RECOMPUTE, function_of, site
+from brim.record.steps import Frame
 from brim.units import duration, percent
 
 
 def clues(evidence: Evidence, *, memory_free: float | None) -> list[Clue]:
     """``memory_free``: share of the memory that holds activations which was never used."""
-    found = [_padding(evidence), _recompute(evidence, memory_free)]
+    found = [_padding(evidence), _recompute(evidence, memory_free), _attention(evidence)]
     return [clue for clue in found if clue is not None]
 
 
@@ -60,3 +64,48 @@ def _recompute(evidence: Evidence, memory_free: float | None) -> Clue | None:
         where=where(site(sites[0].stack)) if sites else None,
         after=0.0,
     )
+
+
+_ATTENTION = re.compile(r"(?!.*(sdpa|flash|scaled_dot_product)).*(attention|attn)", re.IGNORECASE)
+_ON_SCORES = re.compile(r"softmax|masked_fill|\bmask\b|dropout")
+_FUSED = re.compile(r"scaled_dot_product|flash_attn|dropout_p")
+
+
+def _attention(evidence: Evidence) -> Clue | None:
+    """Softmax, masks and dropout over scores that lie in memory, which a fused kernel never
+    writes.  On a CPU: kernels tell more on a device.
+
+    A lower bound: only forward passes have frames of Python, and the products that write and read
+    the scores are not counted, since a fused kernel has them too.
+    """
+    if evidence.process.device is not None:
+        return None
+    sites = [s for s in evidence.of(COMPUTE) if _over_scores(s.stack.frames)]
+    sampled = sum(s.wall for s in evidence.sites if s.kind == COMPUTE)
+    if not sites or sampled <= 0:
+        return None
+    seconds = evidence.seconds.get(COMPUTE, 0.0) * sum(s.wall for s in sites) / sampled
+    caller = next(f for f in sites[0].stack.frames if _ATTENTION.match(f.function))
+    return Clue(
+        cause="compute.attention",
+        seconds=seconds,
+        confidence="medium",
+        evidence=(
+            f"softmax and masks over attention scores in memory took {duration(seconds)} of "
+            f"{duration(evidence.wall)} in forward passes alone, most of it in "
+            f"{function_of(sites[0].stack)}",
+            f"called by {caller.function}; fused attention never writes the scores",
+        ),
+        where=where(site(sites[0].stack)),
+        after=0.0,
+    )
+
+
+def _over_scores(frames: Sequence[Frame]) -> bool:
+    """A line of a function of attention, or a function that it calls, works on scores."""
+    if len(frames) < 2:
+        return False
+    leaf, caller = frames[0], frames[1]
+    if _ATTENTION.match(leaf.function):
+        return bool(_ON_SCORES.search(leaf.text)) and not _FUSED.search(leaf.text)
+    return bool(_ON_SCORES.search(leaf.function) and _ATTENTION.match(caller.function))

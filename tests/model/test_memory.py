@@ -15,7 +15,14 @@ from brim.model.config import ModelConfig
 from brim.model.flops import Trained
 from brim.model.kernels import ACTIVATION_BUDGET, compile_blocks
 from brim.model.layers import Segments, TextBlock, VisionBlock
-from brim.model.memory import RowShape, estimate, fit, text_block, vision_block
+from brim.model.memory import (
+    RowShape,
+    estimate,
+    recomputations,
+    state_bytes,
+    text_block,
+    vision_block,
+)
 from brim.model.qwen3vl import Kernels, Qwen3VL, Recompute
 from brim.model.weights import random_model
 from brim.train.synthetic import Tokens, document, pack
@@ -136,19 +143,49 @@ def test_recomputing_every_block_keeps_their_inputs_and_one_block() -> None:
     assert estimate(model, ROW, recompute=Recompute(text_blocks=99)).text == found.text
 
 
-def test_only_as_many_blocks_are_recomputed_as_the_room_asks_for_the_towers_first() -> None:
+def test_recomputation_grows_block_by_block_the_towers_first_and_takes_less_and_less() -> None:
     model = meta("8B")
-    plain = estimate(model, ROW).total
-    assert fit(model, ROW, plain) == Recompute()
-    seen = [fit(model, ROW, int(plain * share)) for share in (0.97, 0.9, 0.85, 0.8)]
-    blocks = [(r.vision_blocks, r.text_blocks) for r in seen if r]
-    assert blocks == sorted(blocks) and blocks[0][1] == 0 and blocks[-1][0] == 27
-    for share, choice in zip((0.97, 0.9, 0.85, 0.8), seen, strict=True):
-        assert choice is not None
-        assert estimate(model, ROW, recompute=choice).total <= plain * share
-    assert fit(model, ROW, 50 * 10**9) is None
+    choices = list(recomputations(model, Recompute()))
+    blocks = [(r.vision_blocks, r.text_blocks, r.offload) for r in choices]
+    tower = [(v, 0, False) for v in range(28)]
+    text = [(27, t, False) for t in range(1, 37)]
+    assert blocks == [*tower, *text, (27, 36, True)]
+    totals = [estimate(model, ROW, recompute=r).total for r in choices]
+    # the first block of each tower brings nothing: it is the one at work that takes its place
+    bumps = [i for i in range(1, len(totals)) if totals[i] > totals[i - 1]]
+    assert bumps == [1, 28]
     asked = Recompute(text_blocks=5, vision_blocks=2)
-    assert fit(model, ROW, plain, at_least=asked) == asked
+    assert next(iter(recomputations(model, asked))) == asked
+
+
+def test_the_tower_of_a_run_that_freezes_it_is_never_recomputed() -> None:
+    model = meta("2B")
+    model.visual.requires_grad_(False)
+    assert {r.vision_blocks for r in recomputations(model, Recompute())} == {0}
+
+
+@pytest.mark.parametrize(
+    ("states", "dtype", "expected"),
+    [
+        ("float32", torch.bfloat16, 12),  # two moments and a master
+        ("float32", torch.float32, 8),
+        ("bfloat16", torch.bfloat16, 4),
+        ("bfloat16", torch.float16, 8),  # float16 always keeps a master
+        ("8bit", torch.bfloat16, 2.03125),
+    ],
+)
+def test_states_take_what_the_optimizer_allocates(
+    states: str, dtype: torch.dtype, expected: float
+) -> None:
+    from brim.train.adamw import AdamW
+
+    assert state_bytes(states, dtype) == expected
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
+    weight = torch.nn.Parameter(torch.zeros(64, 512, dtype=dtype))
+    masters = states == "float32" or dtype is torch.float16
+    optimizer = AdamW([weight], masters=masters, state_dtype=kinds[states])
+    held = sum(t.numel() * t.element_size() for t in optimizer.state[weight].values())
+    assert held == expected * weight.numel()
 
 
 def test_a_text_only_row_needs_nothing_of_the_tower() -> None:

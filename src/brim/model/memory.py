@@ -96,23 +96,6 @@ def estimate(
     )
 
 
-def fit(
-    model: Qwen3VL,
-    row: RowShape,
-    room: int,
-    *,
-    trained: Trained | None = None,
-    state_bytes: float = 4,
-    at_least: Recompute | None = None,
-) -> Recompute | None:
-    """The least recomputation with which a step takes at most ``room`` bytes; None if none does."""
-    for choice in recomputations(model, at_least or Recompute()):
-        planned = estimate(model, row, trained=trained, state_bytes=state_bytes, recompute=choice)
-        if planned.total <= room:
-            return choice
-    return None
-
-
 def recomputations(model: Qwen3VL, first: Recompute) -> Iterator[Recompute]:
     """``first`` and all that recompute more, the cheapest step by step; at last the inputs of all
     text blocks go to host memory too.

@@ -75,7 +75,7 @@ class _Iteration:
     def tail(self, count: int) -> _Iteration | None:
         """Only its last ``count`` products, from the gather before them on; None without one."""
         kept = self.products[-count:]
-        before = [start for start in self.gathers if start <= kept[0][0]]
+        before = [start for start in self.gathers if kept and start <= kept[0][0]]
         return _Iteration(before[-1], self.end, before[-1:], kept) if before else None
 
 

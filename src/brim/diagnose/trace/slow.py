@@ -132,9 +132,8 @@ class SlowOperations:
         alike = [c for c in self.calls if (host.name[c.row], host.dims[c.row]) == (name, dims)]
         sizes = f" on {_first_sizes(trace.dims[dims])}" if dims >= 0 else ""
         most = max(call.launches for call in alike)
-        return [
-            f"{trace.names[name]}{sizes}: {most:,} launches in one call, {len(alike):,} such calls"
-        ]
+        count = f"{len(alike):,} such call{'s' * (len(alike) != 1)}"
+        return [f"{trace.names[name]}{sizes}: {most:,} launches in one call, {count}"]
 
 
 def _may_be_slow(name: str) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 from _brim_hooks import recorder as _r
 
+_WEIGHT = {"": 0, "unavailable": 1, "applied": 2, "failed": 3}
 SETTLED = 5  # optimizer steps after which a cure that met nothing to cure says so
 _MODULES = (
     "cure_loader", "cure_worker", "cure_transfer", "cure_host", "cure_flush", "cure_precision",
@@ -111,7 +112,10 @@ class Plan:
         self.pid = os.getpid()
 
     def report(self, id: str, state: str, reason: str, was: Any) -> None:
-        if id not in self.known or self.said.get(id) in (state, "failed"):
+        """Say it, unless it is known: what was applied once stays so, whatever a second loader or
+        model is like, until it fails."""
+        had = self.said.get(id, "")
+        if id not in self.known or _WEIGHT[state] < _WEIGHT[had] or state == had:
             return
         self.said[id] = state
         value = self.other.get(id, self.settings.get(id))

@@ -10,6 +10,7 @@ from typing import Any
 
 from _brim_hooks.cure import Cure, safely
 
+BEFORE_BUCKETS = 7  # arguments of DistributedDataParallel before bucket_cap_mb
 LEARN = 2  # optimizer steps with equally many backward passes, before any reduction is left out
 
 
@@ -26,10 +27,12 @@ class Buckets(Cure):
         @functools.wraps(original)
         def __init__(ddp: Any, *args: Any, **kwargs: Any) -> None:
             was = kwargs.get("bucket_cap_mb")
-            if len(args) <= 6:  # nobody gives the eighth argument by position
-                kwargs["bucket_cap_mb"] = self.value
+            if len(args) > BEFORE_BUCKETS:
+                self.unavailable("the job gives bucket_cap_mb by position")
+                return original(ddp, *args, **kwargs)
+            kwargs["bucket_cap_mb"] = self.value
             original(ddp, *args, **kwargs)
-            self.applied(25 if was is None else was)
+            return self.applied(25 if was is None else was)
 
         module.DistributedDataParallel.__init__ = __init__
 
@@ -52,6 +55,7 @@ class NoSync(Cure):
         self.synced = 0  # of them, those that reduced
         self.counts: list[tuple[int, int]] = []
         self.each = 0  # backward passes per step, once known
+        self.inside = False  # a backward pass is under way
         self.local = False  # gradients have been summed on this rank alone
 
     def patches(self) -> list[tuple[str, Callable[[Any], None]]]:
@@ -77,9 +81,13 @@ class NoSync(Cure):
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:  # of a block that is computed again, on whichever thread
+                return original(*args, **kwargs)
+            self.inside = True
             try:
                 return original(*args, **kwargs)
             finally:
+                self.inside = False
                 self.passed()
 
         module.backward = backward

@@ -18,12 +18,6 @@ class Debug(Cure):
     ids = ("debug",)
     never = "no debug mode is on"
 
-    def __init__(self, wanted: dict[str, Any]) -> None:
-        super().__init__(wanted)
-        self.off: Any = None  # what was on when the modes were switched off
-        self.anomaly: tuple[Any, ...] | None = None  # what the job asked for
-        self.set_anomaly: Callable[..., Any] | None = None
-
     def patches(self) -> list[tuple[str, Callable[[Any], None]]]:
         return [("torch", self.patch)]
 
@@ -49,7 +43,7 @@ class Debug(Cure):
             m for m in interpreter.debug_modes() if m.startswith(("sys.set", "torch.autograd"))
         ]
         if found:
-            self.off = interpreter.DebugOff().__enter__()
+            interpreter.DebugOff().__enter__()  # for good
             self.applied(", ".join(found))
 
 

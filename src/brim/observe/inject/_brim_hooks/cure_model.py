@@ -175,10 +175,8 @@ class _Product:
 
     def give_up(self, why: str) -> None:
         self.conv.__dict__.pop("forward", None)
-        if why.startswith("its input"):
-            self.cure.unavailable(why)
-        else:
-            self.cure.failed(why)
+        say = self.cure.failed if self.checked else self.cure.unavailable
+        say(why)
 
 
 class Compile(Cure):

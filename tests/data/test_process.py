@@ -113,3 +113,12 @@ def test_rows_leave_in_order_whoever_finishes_first(tmp_path: Path, small_folder
     assert [row[2] for row in rows] == [task.number for task in prepared.plan.rows(0, 0, 1)]
     assert len({row[3] for row in rows}) == 4  # each in a slot of its own
     assert engine._ready == 4
+
+
+def test_the_slot_that_came_back_last_is_written_next(tmp_path: Path, small_folder: Path) -> None:
+    prepared = prepared_set(tmp_path, small_folder, 12)
+    _, theirs = multiprocessing.Pipe()
+    engine = Engine(job_of(prepared, free=(4, 2, 7)), theirs, Ring.create(SLOTS, 4 << 20))
+    assert engine._wait_for_slot() == 7
+    engine._free.append(7)
+    assert [engine._wait_for_slot() for _ in range(3)] == [7, 2, 4]

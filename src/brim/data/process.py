@@ -119,7 +119,7 @@ class Engine:
         )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._free = deque(job.free)
+        self._free = list(job.free)
         self._in_order: deque[_RowInWork] = deque()  # rows that are not sent yet
         self._ready = 0  # rows sent and not taken
         self._tasks: queue.SimpleQueue[tuple[_RowInWork, int] | None] = queue.SimpleQueue()
@@ -166,7 +166,9 @@ class Engine:
                     return None
                 ahead = len(self._in_order) + self._ready
                 if self._free and ahead < self.controller.depth:
-                    return self._free.popleft()
+                    # the last one given back: its pages are there and pinned already, and memory
+                    # that no row needs is never touched
+                    return self._free.pop()
                 self._changed.wait(0.1)
             self._measure()
 

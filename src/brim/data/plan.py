@@ -49,6 +49,8 @@ class Epoch:
     """Numbers of ``rows``, dealt to steps; a few at the end repeat the first to fill a step."""
     cost: Numbers
     """Of each of ``rows``."""
+    pictures: NDArray[np.bool_]
+    """Whether each of ``rows`` has any."""
     repeated: int
 
 
@@ -131,10 +133,12 @@ class Plan:
         """
         if not self.samples.patches.any():
             return [False] * (self.rows_per_step // world)
-        tasks = self.step(step)
-        pictures = [bool(self.samples.patches[list(task.samples)].any()) for task in tasks]
-        turns = zip(*self.share(step, world), strict=True)
-        runs = [always or any(pictures[place] for place in turn) for turn in turns]
+        number, inside = self.locate(step)
+        epoch = self.epoch(number)
+        first = inside * self.rows_per_step
+        pictures = epoch.pictures[epoch.order[first : first + self.rows_per_step]]
+        turns = np.array(self.share(step, world)).T
+        runs = [always or bool(pictures[turn].any()) for turn in turns]
         return [True, *runs[1:-1], *([True] if len(runs) > 1 else [])]
 
     def _make(self, number: int) -> Epoch:
@@ -145,7 +149,8 @@ class Plan:
         order = _cohorts(cost, rng, min(COHORT, self.rows_per_step))
         missing = -len(order) % self.rows_per_step
         order = np.concatenate([order, np.resize(order, missing)])
-        return Epoch(rows, order, cost, missing)
+        pictures = rows.sums(self.samples.patches) > 0
+        return Epoch(rows, order, cost, pictures, missing)
 
     def _salt(self, epoch: int, row: int) -> int:
         return int(np.random.SeedSequence([self.seed, epoch, row]).generate_state(1)[0])

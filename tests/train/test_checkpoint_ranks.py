@@ -11,8 +11,11 @@ import torch
 from tests.train import ranked
 from tests.train.parallel.processes import on_ranks
 
+from brim.errors import InputError
+from brim.model.weights import published
 from brim.train.checkpoint import Checkpoints, state_tensors
 from brim.train.parallel.ranks import Ranks
+from brim.train.saving.export import export
 from brim.train.saving.folders import damaged, manifest
 
 
@@ -116,3 +119,32 @@ def test_a_damaged_file_of_any_rank_sends_all_ranks_to_the_checkpoint_before(
     results = on_ranks(2, ranked.run, str(tmp_path), options)
     assert "resumed after step 2" in results[0][1][0]
     assert not damaged(tmp_path / "checkpoints/step-00000004")
+
+
+def test_a_sharded_checkpoint_becomes_a_model_that_transformers_opens(tmp_path: Path) -> None:
+    from transformers import Qwen3VLForConditionalGeneration
+
+    on_ranks(2, ranked.run, str(tmp_path), {"steps": 2, "rows": 2, "data": "fsdp"})
+    newest = Checkpoints(tmp_path / "checkpoints").newest()
+    assert newest is not None
+    export(newest, tmp_path / "model")
+    theirs = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path / "model").state_dict()
+    trainer = ranked.trainer(Ranks(), tmp_path, steps=2)
+    trainer.checkpoints.load(newest, trainer.model, trainer.step.optimizer, trainer.step.scale)
+    for name, tensor in published(trainer.model):
+        assert torch.equal(theirs[name], tensor), name
+
+
+def test_what_is_no_whole_checkpoint_is_not_exported(tmp_path: Path) -> None:
+    ranked.run(Ranks(), str(tmp_path), {"steps": 1, "rows": 2})
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    file = checkpoint / "rank-00000-000.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(InputError, match="is damaged: rank-00000-000"):
+        export(checkpoint, tmp_path / "model")
+    file.unlink()
+    with pytest.raises(InputError, match="is no whole checkpoint"):
+        export(checkpoint, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

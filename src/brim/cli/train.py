@@ -56,7 +56,7 @@ class Command:
             return dry_run.dry_run(config, args)
         from brim.train.parallel.ranks import join
         from brim.train.session import start
-        from brim.train.signals import STOPPED
+        from brim.train.signals import exit_code
 
         ranks = join()
         with _named(ranks), _Screen(ranks) as screen:
@@ -72,7 +72,7 @@ class Command:
         if ranks.first:
             _account(session.trainer.records.folder)
         ranks.leave()
-        return GOOD if finished else STOPPED
+        return exit_code(finished=finished)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from brim.errors import UsageError
 
@@ -117,8 +118,15 @@ def join() -> Ranks:
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    store, rank, world = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
     dist.init_process_group(
-        "nccl" if cuda else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if cuda else None
+        "nccl" if cuda else "gloo",
+        timeout=COLLECTIVE_TIMEOUT,
+        # torchrun keeps its store when it restarts ranks, with the addresses of those that died
+        store=dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store),
+        rank=rank,
+        world_size=world,
+        device_id=device if cuda else None,
     )
     return Ranks(
         rank=dist.get_rank(),

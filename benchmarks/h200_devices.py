@@ -1,8 +1,9 @@
 """Device figures against known work, on a machine with an NVIDIA GPU.
 
-    python benchmarks/h200_devices.py --out folder          under two minutes
+    python benchmarks/h200_devices.py --out folder          under three minutes
 
-* a matrix product of known FLOPs at three duty cycles: tensor activity against FLOPs and clock
+* a matrix product of known FLOPs at three duty cycles, and one of zeros, which no power cap slows:
+  tensor activity against FLOPs and the mean clock of the driver's ring buffer
 * copies of known bytes both ways: PCIe against bytes
 * ``nvidia-smi dmon`` beside the first two
 * what a sample costs, and that sampling opens no CUDA context
@@ -108,6 +109,11 @@ def known_work(out: Path) -> Json:
     def product() -> None:
         torch.mm(a, b, out=c)
 
+    zeros = torch.zeros_like(a)
+
+    def product_of_zeros() -> None:
+        torch.mm(zeros, zeros, out=c)
+
     for _ in range(20):
         product()
     torch.cuda.synchronize()
@@ -118,6 +124,7 @@ def known_work(out: Path) -> Json:
         phases["idle"] = _phase(lambda: time.sleep(0.05), 3.0, duty=1.0)
         for duty in (1.0, 0.5, 0.2):
             phases[f"matmul_{duty}"] = _phase(product, 5.0, duty=duty, flops=2 * SIZE**3)
+        phases["matmul_zeros"] = _phase(product_of_zeros, 5.0, duty=1.0, flops=2 * SIZE**3)
         phases["h2d"] = _phase(
             lambda: on_device.copy_(pinned, non_blocking=True), 5.0, duty=1.0, moved=COPY_BYTES
         )
@@ -135,6 +142,7 @@ def _phase(
     import torch
 
     begin = time.monotonic()
+    clock = _MeanClock()
     count, marks = 0, [(begin, 0)]
     while time.monotonic() - begin < seconds:
         slice_began = time.monotonic()
@@ -147,7 +155,40 @@ def _phase(
         if duty < 1.0:
             time.sleep(max(0.0, 0.1 - (time.monotonic() - slice_began)))
         marks.append((time.monotonic(), count))
-    return {"marks": marks, "flops": flops, "bytes": moved}
+        if time.monotonic() - begin > SETTLE_S:
+            clock.read(every_s=0.5)
+    return {"marks": marks, "flops": flops, "bytes": moved, "clock_mhz": clock.mean()}
+
+
+class _MeanClock:
+    """Mean SM clock between the first reading and the last, from the driver's ring buffer.
+
+    One reading of the momentary clock twice a second says little while a power cap moves it.
+    """
+
+    KIND = 5  # NVML_PROCESSOR_CLK_SAMPLES
+
+    def __init__(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._lib, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+        self._seen, self._values, self._last = 0, [], 0.0
+
+    def read(self, *, every_s: float) -> None:
+        now = time.monotonic()
+        if now - self._last < every_s:
+            return
+        first, self._last = self._last == 0.0, now
+        with contextlib.suppress(self._lib.NVMLError):
+            _, found = self._lib.nvmlDeviceGetSamples(self._handle, self.KIND, self._seen)
+            fresh = [s for s in found if s.timeStamp > self._seen]
+            self._seen = max([self._seen, *(s.timeStamp for s in fresh)])
+            if not first:  # what the buffer held before
+                self._values += [s.sampleValue.uiVal for s in fresh]
+
+    def mean(self) -> float | None:
+        return statistics.fmean(self._values) if self._values else None
 
 
 def _between(marks: list[tuple[float, int]], low: float, high: float) -> float:
@@ -187,6 +228,8 @@ def _compare(recording: Path, phases: Json) -> Json:
 
 
 def _phase_figures(inside: list[Any], phase: Json, sms: int) -> Json:
+    from brim.observe.gpm import payload
+
     if not inside:
         return {"error": "no sample fell into this phase"}
     low, high = inside[0].mono - inside[0].interval_s, inside[-1].mono
@@ -214,7 +257,8 @@ def _phase_figures(inside: list[Any], phase: Json, sms: int) -> Json:
     if phase["flops"]:
         flops = rate * phase["flops"]
         figures["flops"] = flops
-        clock = figures["sm_clock_mhz"]
+        clock = phase.get("clock_mhz") or figures["sm_clock_mhz"]
+        figures["mean_clock_mhz"] = phase.get("clock_mhz")
         if clock:
             expected = flops / (sms * HOPPER_FLOP_PER_CYCLE * clock * 1e6)
             figures["tensor_expected"] = expected
@@ -224,6 +268,9 @@ def _phase_figures(inside: list[Any], phase: Json, sms: int) -> Json:
         for way in ("pcie_rx_bytes_s", "pcie_tx_bytes_s"):
             if figures[way]:
                 figures[f"{way}_over_known"] = figures[way] / figures["bytes_s"]
+                figures[f"{way}_payload_over_known"] = (
+                    payload(way, figures[way]) / figures["bytes_s"]
+                )
     return figures
 
 
@@ -271,7 +318,7 @@ def under_load(out: Path) -> Json:
         probe = Probe()
         walls, cpus = [], []
         for _ in range(40):
-            time.sleep(0.1)
+            time.sleep(0.5)  # as watch does: the readings' periods follow from it
             wall, cpu = time.perf_counter(), time.thread_time()
             probe.sample()
             walls.append(time.perf_counter() - wall)
@@ -290,7 +337,6 @@ def under_load(out: Path) -> Json:
         "sample_wall_ms": _spread(walls, 1e3),
         "sample_cpu_ms": _spread(cpus, 1e3),
         "core_share_at_2_hz": half_second,
-        "core_share_at_2_hz_for_8_devices": half_second / max(1, devices) * 8,
         "calls_us": calls,
         "cuda_processes": pids,
         "own_pid": os.getpid(),
@@ -303,7 +349,7 @@ def _spread(values: list[float], factor: float) -> Json:
 
 
 def _calls(lib: Any, handle: Any) -> Json:
-    """Median µs of each call that a sample makes."""
+    """Median µs of wall time and of CPU of each call that a sample makes or could make."""
     from brim.observe.gpm import Gpm
 
     calls: dict[str, Callable[[], Any]] = {
@@ -328,14 +374,15 @@ def _calls(lib: Any, handle: Any) -> Json:
         calls["gpm"] = Gpm(lib, handle).read
     found: Json = {}
     for name, call in calls.items():
-        times = []
+        times, cpus = [], []
         try:
             for _ in range(20):
-                began = time.perf_counter()
+                began, cpu = time.perf_counter(), time.thread_time()
                 call()
+                cpus.append((time.thread_time() - cpu) * 1e6)
                 times.append((time.perf_counter() - began) * 1e6)
                 time.sleep(0.01)
-            found[name] = round(statistics.median(times), 1)
+            found[name] = [round(statistics.median(values), 1) for values in (times, cpus)]
         except lib.NVMLError as error:
             found[name] = str(error)
     return found

@@ -32,6 +32,12 @@ METRICS: dict[int, tuple[str, float]] = {
 }
 FIELDS = tuple(dict.fromkeys(field for field, _ in METRICS.values()))
 
+# Bytes on PCIe around 256 of payload (PCI Express Base 5.0, 2.1.2 and 3.4.1): two of sequence
+# number, four of checksum, and a header of three words for data that the device asked for (a
+# completion), of four for data that it writes to an address of the host.
+_PAYLOAD = 256
+_AROUND = {"pcie_rx_bytes_s": 2 + 4 + 12, "pcie_tx_bytes_s": 2 + 4 + 16}
+
 _SUCCESS = 0
 
 # The binding's structures override attribute access in Python, ten times the cost of ctypes' own.
@@ -94,6 +100,16 @@ class Gpm:
             self._lib.nvmlGpmSampleGet(self._handle, self._buffers[slot])
         else:
             self._lib.nvmlGpmMigSampleGet(self._handle, self._instance, self._buffers[slot])
+
+
+def payload(field: str, counted: float) -> float:
+    """Estimate of the data in ``counted`` bytes (or bytes/s) of ``pcie_rx_bytes_s`` or
+    ``pcie_tx_bytes_s``, which count the packets' headers too.
+
+    For large copies in packets of 256 bytes, the usual maximum; small ones carry more header, and
+    the other direction's requests and acknowledgements are not data at all.
+    """
+    return counted * _PAYLOAD / (_PAYLOAD + _AROUND[field])
 
 
 def _by_field(metrics: Iterable[tuple[int, float]]) -> dict[str, float]:

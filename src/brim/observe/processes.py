@@ -102,7 +102,8 @@ class JobTree:
         """
         if self._root is None:
             return "unknown"
-        if pid in self._members:
+        # brim itself opens no context: who has one in its process runs the job's code beside it
+        if pid in self._members or pid == os.getpid():
             return "job"
         if not (self._proc / str(pid)).exists():
             return "unknown"

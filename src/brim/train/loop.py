@@ -481,7 +481,7 @@ class Trainer:
             loss = self.evaluate()
             if loss is not None:
                 self.records.metrics({"step": self.done, "eval_loss": loss})
-                self.say(f"step {self.done}: evaluation loss {loss:.4f}")
+                self._tell(f"step {self.done}: evaluation loss {loss:.4f}")
             self._last_end += time.monotonic() - began
         if table.save_steps and self.done % table.save_steps == 0 and self.done < self.steps:
             self._save()

@@ -67,9 +67,16 @@ def close(a: float, b: float) -> bool:
     return abs(a - b) <= 1e-6 * abs(b)
 
 
+def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference over the norm, of all tensors as one."""
+    total = sum(float((a[n].double() - b[n].double()).square().sum()) for n in b)
+    whole = sum(float(b[n].double().square().sum()) for n in b)
+    return float((total / whole) ** 0.5)
+
+
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Of any tensor, the norm of the difference over the norm."""
-    return max(float((a[n].double() - b[n].double()).norm() / b[n].double().norm()) for n in b)
+    """The same of the tensor that differs most."""
+    return max(difference({n: a[n]}, {n: b[n]}) for n in b)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +92,8 @@ def test_two_ranks_have_the_loss_and_the_gradients_of_one(form: str, alone: Any)
     results = on_ranks(2, stepped, FORMS[form], 1, True)
     for seen, found in results:
         assert close(seen[0][0], single[0][0]) and close(seen[0][1], single[0][1])
-        assert largest_difference(found, gradients) < 1e-6
+        assert difference(found, gradients) < 5e-7
+        assert largest_difference(found, gradients) < 3e-6  # the rounding of its own small sums
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,14 @@ def _wrap_next(original: Callable[[Any], Any], module: Any) -> Callable[[Any], A
         if rec is None:
             return original(self)
         _inside.loader, outer, t = True, rec.phase, now()
-        cpu = rec.cpu()
+        cpu = rec.cpu() if rec.waits else None
         rec.phase = "input"
         ready = _ready(self)
         try:
             batch = original(self)
         finally:
             _inside.loader, rec.phase = False, outer
-            _account(rec, self, now() - t, rec.cpu() - cpu, isinstance(self, single))
+            _account(rec, self, now() - t, cpu, isinstance(self, single))
         _received(rec, ready, batch)
         return batch
 
@@ -72,8 +72,20 @@ def _ready(iterator: Any) -> int | None:
         return None
 
 
+SHORT = 0.0005  # seconds: asking for the CPU time of a shorter wait takes a good part of it
+
+
 @_r.guarded
-def _account(rec: Recorder, iterator: Any, wall: float, cpu: float, in_this_process: bool) -> None:
+def _account(
+    rec: Recorder, iterator: Any, wall: float, begun: "float | None", in_this_process: bool
+) -> None:
+    """``begun``: CPU time of the thread when it asked; None after a batch that was there at once.
+    Then a short wait computes, and a long one has come as a surprise: it is what it is called."""
+    if begun is not None:
+        cpu = rec.cpu() - begun
+    else:
+        cpu = wall if wall < SHORT or in_this_process else 0.0
+    rec.waits = wall >= SHORT
     if rec.evaluating is not None and rec.evaluating == rec.backwards:
         rec.add("evaluation_input", wall)
         return

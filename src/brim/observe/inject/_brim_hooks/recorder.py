@@ -170,6 +170,7 @@ class Recorder:
         self.backwards = 0
         self.batches_seen = 0
         self.counts_tokens = False
+        self.waits = True  # the last batch was not there at once
         self.plan: Any = None  # of :mod:`_brim_hooks.window`
         self.loaded = False  # a torch DataLoader feeds this process
         self.evaluating: int | None = None  # backward passes when the model was set to eval()
@@ -276,7 +277,7 @@ class Recorder:
             current = None
 
 
-DELAY_EVERY = 0.05  # seconds between readings of the time without a core
+DELAY_EVERY = 0.1  # seconds between readings of the time without a core
 PATIENCE = 20.0  # seconds after torch is there, without any sign of training
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -361,6 +365,45 @@ def test_autocast_is_for_float32_models(
     out = model(torch.ones(2, 4, dtype=dtype))
     assert out.dtype == (torch.bfloat16 if state == "applied" else dtype)
     assert not torch.is_autocast_enabled("cpu")  # only inside the model
+
+
+# ----------------------------------------------------------------------------------------- Liger
+
+
+@pytest.fixture
+def liger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """A stand-in for the package that knows qwen3_vl; the models that it was given."""
+    folder = tmp_path / "liger_kernel" / "transformers"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("")
+    (folder / "__init__.py").write_text(
+        "given = []\ndef _apply_liger_kernel_to_instance(model):\n    given.append(model)\n"
+    )
+    (folder / "monkey_patch.py").write_text("MODEL_TYPE_TO_APPLY_LIGER_FN = {'qwen3_vl': None}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cure_model, "pretrained", lambda model: iter([model]))
+    yield importlib.import_module("liger_kernel.transformers").given
+    for name in [n for n in sys.modules if n.startswith("liger_kernel")]:
+        del sys.modules[name]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="Liger is here")
+@pytest.mark.parametrize(
+    ("kind", "device", "state", "reason"),
+    [
+        ("qwen3_vl", "meta", "applied", ""),  # any device that is not the CPU
+        ("qwen3_vl", "cpu", "unavailable", "need an accelerator"),
+        ("another", "meta", "unavailable", "does not know another"),
+    ],
+)
+def test_ligers_kernels_go_into_models_that_it_knows(
+    plan: Plan, liger: list[Any], kind: str, device: str, state: str, reason: str
+) -> None:
+    model: Any = nn.Linear(2, 2, device=device)
+    model.config = SimpleNamespace(model_type=kind)
+    cure_model.Liger({"liger": True}).called(model)
+    assert (plan.states["liger"][0], liger) == (state, [model] if state == "applied" else [])
+    assert reason in plan.states["liger"][1]
 
 
 @pytest.mark.gpu

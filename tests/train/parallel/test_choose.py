@@ -48,7 +48,7 @@ def test_an_8b_with_masters_is_sharded_and_keeps_what_fits() -> None:
     choice = choose(AUTO, EIGHT, peak("8B"))
     assert choice.data.value == "fsdp"
     assert "a copy on every rank would take 1" in choice.data.why
-    assert choice.spread == Spread(shards=8, gathered=True, whole_gradients=True)
+    assert choice.spread == Spread(shards=8, by_group=True, gathered=True, whole_gradients=True)
     assert choice.memory.startswith("weights whole through a step, gradients reduced once a step")
 
 
@@ -84,7 +84,7 @@ def test_what_is_asked_for_is_done() -> None:
     )
     choice = choose(table, EIGHT, peak("4B"))
     assert choice.data.why == "as configured"
-    assert choice.spread == Spread(shards=8, reduce_bytes=2)
+    assert choice.spread == Spread(shards=8, by_group=True, reduce_bytes=2)
 
 
 @pytest.mark.parametrize("shards", [3, 8, 1])
@@ -110,7 +110,7 @@ def test_groups_hold_every_parameter_once() -> None:
 def test_a_shard_of_an_8b_holds_an_eighth_and_the_group_at_work() -> None:
     model = MODELS["8B"]
     whole = estimate(model, ROW, state_bytes=12)
-    rank = on_a_rank(model, whole, Spread(shards=8))
+    rank = on_a_rank(model, whole, Spread(shards=8, by_group=True))
     for part in ("weights", "gradients", "states"):
         assert getattr(rank, part) == pytest.approx(getattr(whole, part) / 8, rel=1e-6)
     sizes = group_sizes(model)
@@ -118,3 +118,10 @@ def test_a_shard_of_an_8b_holds_an_eighth_and_the_group_at_work() -> None:
     assert rank.gathered == sizes[""] + 2 * block
     copies = on_a_rank(model, whole, Spread())
     assert copies.total == whole.total
+
+
+def test_sharding_on_one_rank_takes_more_than_not_sharding() -> None:
+    one = World(ranks=1, on_a_host=1, rows=4, room=H200)
+    choice = choose(ParallelTable(data="fsdp"), one, peak("8B", states=4))
+    assert choice.spread == Spread(shards=1, by_group=True)
+    assert H200 >= peak("8B", states=4)(choice.spread) > peak("8B", states=4)(Spread())

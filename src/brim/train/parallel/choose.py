@@ -102,7 +102,8 @@ def _sharded(data: str, why: str, spread: Spread, peak: Peak) -> Parallelism:
 
 def _spread(table: ParallelTable, world: World, peak: Peak, shards: int) -> Spread:
     """The spread that sends least among those that fit; the smallest when none does."""
-    first = Spread(shards=shards, reduce_bytes=4 if table.reduce_dtype == "float32" else 2)
+    reduce_bytes = 4 if table.reduce_dtype == "float32" else 2
+    first = Spread(shards=shards, by_group=True, reduce_bytes=reduce_bytes)
     found = list(_wanted(table, world, first))
     return next((s for s in found if world.room is None or peak(s) <= world.room), found[-1])
 

@@ -20,6 +20,8 @@ class Spread:
 
     shards: int = 1
     """Ranks that share one copy; 1: each has its own."""
+    by_group: bool = False
+    """Weights are gathered, and gradients reduced, group by group (FSDP2)."""
     gathered: bool = False
     """Weights stay whole from the first row of a step to its last."""
     whole_gradients: bool = False
@@ -81,7 +83,7 @@ def group_sizes(model: Qwen3VL, *, trained: bool = False) -> dict[str, int]:
 def on_a_rank(model: Qwen3VL, whole: Memory, spread: Spread, *, ahead: int = 1) -> RankMemory:
     """``whole``: the same step on one device; ``ahead``: groups gathered before their turn."""
     activations = whole.text + whole.tower + whole.loss + whole.passing
-    if spread.shards == 1:
+    if not spread.by_group:
         return RankMemory(
             weights=whole.weights, gradients=whole.gradients, states=whole.states,
             gathered=0, reducing=0, activations=activations,

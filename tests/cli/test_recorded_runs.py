@@ -6,6 +6,7 @@ shortened, nothing else was touched.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -85,3 +86,15 @@ def test_the_account_of_a_recorded_run_sums_to_one(
 ) -> None:
     assert math.fsum(e.share for e in verdict[name].account) == pytest.approx(1.0, abs=1e-9)
     assert verdict[name].device == "NVIDIA H200"
+
+
+def test_figures_of_hw_measure_stand_beside_the_utilisation_of_a_run(tmp_path: Path) -> None:
+    folder = shutil.copytree(RUNS / "h200-item-innocent", tmp_path / "run")
+    info = json.loads((folder / "run.json").read_text())
+    info["host"] = {**info.get("host", {}), "matmul_flops": {"NVIDIA H200": {"bf16": 683e12}}}
+    (folder / "run.json").write_text(json.dumps(info))
+    found = judge(folder)
+    assert found.metrics["mfu_of_attainable"] == pytest.approx(
+        found.metrics["mfu"] * 989.5 / 683, rel=1e-3
+    )
+    assert any("reached 683 TFLOP/s" in note for note in found.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -43,8 +44,18 @@ def host_facts() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "fabric": asdict(fabric()),
         "nccl": (files := file_definitions(os.environ)),
+        "matmul_flops": _measured_products(),
         "devices_joined": _devices_joined([*os.environ, *(name for name, _, _ in files)]),
     }
+
+
+def _measured_products() -> dict[str, dict[str, float]]:
+    """Device → format → FLOP/s that ``brim hw --measure`` found on this machine; often empty."""
+    from brim.hardware import attainable
+
+    store = attainable.load()
+    names = {device.name for device in store.devices}
+    return {name: figures.matmul_flops for name in names if (figures := store.device(name))}
 
 
 def _devices_joined(variables: Sequence[str]) -> bool | None:
@@ -125,11 +136,21 @@ def _with_device(run: Run, found: Sequence[Rank]) -> Diagnosis | None:
 
     try:
         traces = read_traces(run.traces)
-        traced = diagnose_traces(traces, context=context(found, peak_flops=_peak(found[0])))
+        known = context(found, peak_flops=_peak(found[0]))
+        known = dataclasses.replace(known, attainable_flops=_attainable(run, found[0]))
+        traced = diagnose_traces(traces, context=known)
     except InputError as error:
         run.notes.append(f"the profiler window could not be used: {error}")
         return None
     return on_device(run, found, traced)
+
+
+def _attainable(run: Run, rank: Rank) -> float | None:
+    """FLOP/s of the best bf16 product on the run's machine when it was measured, else None."""
+    device = rank.evidence.process.device
+    measured = run.info.host.get("matmul_flops") or {}
+    figure = measured.get(str(device["name"]), {}).get("bf16") if device else None
+    return float(figure) if figure else None
 
 
 def _peak(rank: Rank) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 
 from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.rank import Rank
-from brim.diagnose.trace.useful import flops_per_step, utilisation
+from brim.diagnose.trace.useful import flops_per_step, share_of_attainable, utilisation
 from brim.record.kineto import read_trace
 
 RUN = Path(__file__).parents[2] / "fixtures" / "runs" / "h200-item-innocent"
@@ -47,3 +47,15 @@ def test_padding_is_not_useful_and_a_given_count_is_taken_as_it_is(rank: Rank) -
     rank.context = TraceContext(step_s=0.1, padding=0.25, model_flops_per_step=5e12,
                                 peak_flops=100e12)  # fmt: skip
     assert utilisation(rank) == pytest.approx(0.5)
+
+
+def test_the_share_of_what_a_product_reached_on_the_machine_is_shown_beside_the_peaks(
+    rank: Rank,
+) -> None:
+    rank.context = TraceContext(step_s=0.0957)
+    of_peak = utilisation(rank)
+    assert of_peak is not None and share_of_attainable(rank) is None  # never measured
+    rank.context = TraceContext(step_s=0.0957, attainable_flops=683e12)
+    assert share_of_attainable(rank) == pytest.approx(of_peak * 989.5 / 683, rel=1e-3)
+    rank.context = TraceContext(step_s=0.0957, attainable_flops=1e12)
+    assert share_of_attainable(rank) == 1.0

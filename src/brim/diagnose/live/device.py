@@ -18,9 +18,9 @@ import msgspec
 from brim.diagnose import remedies
 from brim.diagnose.causes import COMPUTE, REPORTED_FROM, UNKNOWN, family
 from brim.diagnose.gain import gain
-from brim.diagnose.live import computes, devices
+from brim.diagnose.live import computes, devices, stacks
 from brim.diagnose.live.account import Rank, metrics, notes, part_of, shared_findings
-from brim.diagnose.live.clues import Clue
+from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.diagnosis import entries
 from brim.record.findings import Diagnosis, Finding, Part, Where, Window, check
@@ -74,11 +74,24 @@ def _places(found: Sequence[Rank]) -> dict[str, Where]:
     for clue in clues:
         if clue.where is not None:
             places[clue.cause] = clue.where
+    if (line := _convolves(found[0])) is not None:
+        places["compute.slow-kernel"] = line
     reads = _reads(found[0].evidence.total)
     if reads:
         file, _, line = reads[0][0].rpartition(":")
         places["host.sync"] = Where(file=file, line=int(line))
     return places
+
+
+def _convolves(rank: Rank) -> Where | None:
+    """The line of the program in which convolutions were sampled most."""
+    sites = [
+        s
+        for s in rank.evidence.of(stacks.COMPUTE)
+        if s.stack.frames and "conv" in s.stack.frames[0].function.lower()
+    ]
+    most = max(sites, key=lambda s: s.wall, default=None)
+    return where(stacks.site(most.stack)) if most is not None else None
 
 
 def _reads(total: Step) -> list[tuple[str, int, float]]:

@@ -25,6 +25,8 @@ class TraceContext:
     """Useful FLOPs of one step on one device (no padding, no recompute)."""
     peak_flops: float | None = None
     """The device's dense peak in the format of the matrix products, FLOP/s."""
+    attainable_flops: float | None = None
+    """FLOP/s that a matrix product in that format reached on this device when it was measured."""
     input_cause: str | None = None
     """Which ``input.*`` cause the loader's own measurement names; a trace shows only that the
     training process waits, not for what."""

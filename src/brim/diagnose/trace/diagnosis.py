@@ -13,7 +13,7 @@ from brim.diagnose.trace.context import TraceContext
 from brim.diagnose.trace.details import details
 from brim.diagnose.trace.findings import Job, findings, memory_free, share_of
 from brim.diagnose.trace.rank import Rank, Shares
-from brim.diagnose.trace.useful import utilisation
+from brim.diagnose.trace.useful import share_of_attainable, utilisation
 from brim.diagnose.trace.whatif import gains
 from brim.errors import InputError
 from brim.record.findings import Diagnosis, Entry, Finding, Part, Window, check
@@ -191,6 +191,8 @@ def metrics(job: Job, shares: Shares) -> dict[str, float]:
         out["step_s"] = job.context.step_s
     if (mfu := utilisation(job.ranks[0])) is not None:
         out["mfu"] = mfu
+        if (reached := share_of_attainable(job.ranks[0])) is not None:
+            out["mfu_of_attainable"] = reached
     return out
 
 
@@ -209,6 +211,12 @@ def notes(job: Job) -> Iterator[str]:
         yield (
             "MFU counts matrix products, convolutions and SDPA by their recorded sizes, attention "
             "in full; work of other libraries' kernels is not in it"
+        )
+    if (reached := share_of_attainable(job.ranks[0])) is not None:
+        flops = (job.context.attainable_flops or 0.0) * 1e-12
+        yield (
+            f"the best matrix product that was measured on this machine reached {flops:,.0f} "
+            f"TFLOP/s; the model's FLOPs are {percent(reached)} of that"
         )
     lost = {loss.cause: loss for loss in job.ranks[0].losses}
     if "compute.recompute" in lost and memory_free(job) is None:

@@ -59,9 +59,21 @@ def flops_per_step(rank: Rank) -> float | None:
 def utilisation(rank: Rank) -> float | None:
     """Model FLOPs without padding over the dense bf16 peak and the step's wall time (MFU); None
     where the work, the device or the step is not known."""
-    context, gpu = rank.context, rank.kernels.gpu
+    gpu = rank.kernels.gpu
+    peak = rank.context.peak_flops or (peak_flops(gpu, "bf16") if gpu is not None else None)
+    return _share_of(peak, rank)
+
+
+def share_of_attainable(rank: Rank) -> float | None:
+    """The same over what a matrix product was measured to reach on this machine, at most 1; None
+    where it was never measured (``brim hw --measure``)."""
+    share = _share_of(rank.context.attainable_flops, rank)
+    return None if share is None else min(share, 1.0)
+
+
+def _share_of(peak: float | None, rank: Rank) -> float | None:
+    context = rank.context
     flops = context.model_flops_per_step or flops_per_step(rank)
-    peak = context.peak_flops or (peak_flops(gpu, "bf16") if gpu is not None else None)
     steps = len(rank.steps)
     wall = context.step_s or (rank.window_ns * 1e-9 / steps if steps else None)
     if not flops or not peak or not wall:

@@ -122,6 +122,8 @@ def test_a_shard_of_an_8b_holds_an_eighth_and_the_group_at_work() -> None:
 
 def test_sharding_on_one_rank_takes_more_than_not_sharding() -> None:
     one = World(ranks=1, on_a_host=1, rows=4, room=H200)
-    choice = choose(ParallelTable(data="fsdp"), one, peak("8B", states=4))
-    assert choice.spread == Spread(shards=1, by_group=True)
-    assert H200 >= peak("8B", states=4)(choice.spread) > peak("8B", states=4)(Spread())
+    choice = choose(ParallelTable(data="fsdp"), one, peak("4B", states=4))
+    assert choice.spread == Spread(shards=1, by_group=True, gathered=True, whole_gradients=True)
+    weights = sum(group_sizes(MODELS["4B"]).values())
+    more = peak("4B", states=4)(choice.spread) - peak("4B", states=4)(Spread())
+    assert more == 3 * weights  # whole weights, and whole gradients in float32

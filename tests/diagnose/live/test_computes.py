@@ -97,3 +97,25 @@ def test_products_fused_attention_and_the_losss_softmax_are_none(number: str) ->
 def test_on_a_device_the_kernels_are_asked_and_not_the_stacks() -> None:
     lines = steps(10, samples=seen(("1", 0.05), ("20", 0.05)))
     assert clues(evidence(lines, *STACKS, device={"name": "H200"}), memory_free=None) == []
+
+
+MIXTRAL = f"{SITE}/transformers/models/mixtral/modeling_mixtral.py"
+OWN_LINE = ("/home/me/model.py", "Block.forward", 12, "y = self.experts[e](x[rows])")
+MOE = stack("30", (MIXTRAL, "MixtralExperts.forward"), *FORWARD.frames[1:])
+OWN_LOOP = stack("31", OWN_LINE, *FORWARD.frames[1:])
+
+
+@pytest.mark.parametrize(("number", "line"), [("30", 30), ("31", 12)])
+def test_blocks_of_experts_give_a_loop_seen_in_the_trace_its_place(number: str, line: int) -> None:
+    lines = steps(10, samples=seen(("1", 0.06), (number, 0.04)))
+    (clue,) = clues(evidence(lines, MOE, OWN_LOOP, device={"name": "H200"}), memory_free=None)
+    assert (clue.cause, clue.seconds) == ("compute.expert-loop", 0.0)
+    assert "40.0 % of its samples" in clue.evidence[0]
+    assert clue.where is not None and clue.where.line == line
+    assert clues(evidence(lines, MOE, OWN_LOOP), memory_free=None) == []  # no device, no trace
+
+
+def test_words_that_only_contain_moe_are_no_experts() -> None:
+    memory = stack("32", ("/home/me/model.py", "Memoed.forward", 3, "x = smoeren(x)"), MAIN)
+    lines = steps(10, samples=seen(("1", 0.06), ("32", 0.04)))
+    assert clues(evidence(lines, memory, device={"name": "H200"}), memory_free=None) == []

@@ -14,7 +14,12 @@ from brim.units import duration, percent
 
 def clues(evidence: Evidence, *, memory_free: float | None) -> list[Clue]:
     """``memory_free``: share of the memory that holds activations which was never used."""
-    found = [_padding(evidence), _recompute(evidence, memory_free), _attention(evidence)]
+    found = [
+        _padding(evidence),
+        _recompute(evidence, memory_free),
+        _attention(evidence),
+        _experts(evidence),
+    ]
     return [clue for clue in found if clue is not None]
 
 
@@ -109,3 +114,36 @@ def _over_scores(frames: Sequence[Frame]) -> bool:
     if _ATTENTION.match(leaf.function):
         return bool(_ON_SCORES.search(leaf.text)) and not _FUSED.search(leaf.text)
     return bool(_ON_SCORES.search(leaf.function) and _ATTENTION.match(caller.function))
+
+
+_EXPERTS = re.compile(r"experts?([^a-z]|$)|(^|[^a-z])moe", re.IGNORECASE)
+
+
+def _experts(evidence: Evidence) -> Clue | None:
+    """Where the host is inside a block of experts: the place of a loop that the trace has seen.
+
+    No time of its own: stacks cannot tell a loop from one grouped product, launches can.
+    """
+    sites = [s for s in evidence.sites if _in_experts(s.stack.frames)]
+    sampled = sum(s.wall for s in evidence.sites)
+    if evidence.process.device is None or not sites or sampled <= 0:
+        return None
+    share = sum(s.wall for s in sites) / sampled
+    block = next(f for f in sites[0].stack.frames if _names_experts(f))
+    return Clue(
+        cause="compute.expert-loop",
+        seconds=0.0,
+        confidence="medium",
+        evidence=(
+            f"the training thread is in {block.function} in {percent(share)} of its samples",
+        ),
+        where=where(site(sites[0].stack)),
+    )
+
+
+def _in_experts(frames: Sequence[Frame]) -> bool:
+    return any(_names_experts(frame) for frame in frames)
+
+
+def _names_experts(frame: Frame) -> bool:
+    return bool(_EXPERTS.search(frame.function) or _EXPERTS.search(frame.text))

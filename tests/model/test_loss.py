@@ -77,3 +77,12 @@ def test_no_labels_mean_loss_zero() -> None:
     loss.backward()
     assert loss.item() == 0
     assert weight.grad is not None and not weight.grad.any()
+
+
+def test_no_kernel_is_asked_for_a_loss_over_nothing() -> None:
+    def never(*_: object) -> torch.Tensor:
+        raise AssertionError("called without rows")
+
+    hidden, weight, labels = case(0)
+    linear_cross_entropy(hidden, weight, labels, row_loss=never).backward()
+    assert weight.grad is not None and not weight.grad.any()

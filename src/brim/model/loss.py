@@ -83,7 +83,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         # on the device: a compiled loss would be specialised on the number, new in every step
         factor = torch.full_like(total, scale)
-        for rows, targets in zip(hidden.split(chunk), labels.split(chunk), strict=True):
+        # a row of an evaluation may have no labels, and no kernel is made for none
+        pieces = zip(hidden.split(chunk), labels.split(chunk), strict=True) if len(labels) else ()
+        for rows, targets in pieces:
             logits = rows @ weight.t()
             total += row_loss(logits, targets, factor, want_hidden or want_weight).sum()
             if want_hidden:

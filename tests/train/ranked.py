@@ -67,6 +67,7 @@ def trainer(
     steps: int,
     data: str = "ddp",
     rows: int = ROWS,
+    moments: str = "float32",
     hook: Hook | None = None,
     writer: Sequence[str] = COMMAND,
     said: list[str] | None = None,
@@ -84,7 +85,9 @@ def trainer(
     model = tiny.model()
     world = World(ranks=ranks.world, on_a_host=ranks.world, rows=rows // ranks.world, room=None)
     parallel = wrap(model, ranks, table, choose(table, world, lambda _: 0))
-    optimizer = AdamW(decay_groups(model.named_parameters(), 0.1))
+    optimizer = AdamW(
+        decay_groups(model.named_parameters(), 0.1), state_dtype=getattr(torch, moments)
+    )
     return Trainer(
         config,
         model,

@@ -32,11 +32,13 @@ def whole_state(ranks: Ranks, output: str, options: dict[str, Any]) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("data", "moments"), [("ddp", "float32"), ("fsdp", "float32"), ("fsdp", "uint8")]
+)
 def test_two_ranks_share_the_writing_and_any_number_reads_the_same_state(
-    data: str, tmp_path: Path
+    data: str, moments: str, tmp_path: Path
 ) -> None:
-    options = {"steps": 2, "data": data}
+    options = {"steps": 2, "data": data, "moments": moments}
     on_ranks(2, ranked.run, str(tmp_path), options)
     newest = Checkpoints(tmp_path / "checkpoints").newest()
     assert newest is not None and json.loads((newest / "manifest.json").read_bytes())["world"] == 2
@@ -45,10 +47,10 @@ def test_two_ranks_share_the_writing_and_any_number_reads_the_same_state(
     assert max(files.values()) < 1.3 * min(files.values())
     alone = whole_state(Ranks(), str(tmp_path), options)
     for form in ("ddp", "fsdp"):
-        for state in on_ranks(2, whole_state, str(tmp_path), {"steps": 2, "data": form}):
+        for state in on_ranks(2, whole_state, str(tmp_path), {**options, "data": form}):
             assert state.keys() == alone.keys()
             assert all(torch.equal(state[name], alone[name]) for name in alone)
-    one = on_ranks(3, whole_state, str(tmp_path), {"steps": 2, "data": "fsdp"})[2]
+    one = on_ranks(3, whole_state, str(tmp_path), {**options, "data": "fsdp"})[2]
     assert all(torch.equal(one[name], alone[name]) for name in alone)
 
 

@@ -152,8 +152,6 @@ class Trainer:
         watchdog = Watchdog(self.records.folder, timeout, self.ranks.rank) if timeout else None
         if watchdog:
             self._beat = watchdog.beat
-        if self.config.train.save_steps or self.config.train.save_at_end:
-            self.checkpoints.prepare(self.model, self.step.optimizer, self.step.scale)
         try:
             return self._run()
         finally:
@@ -167,6 +165,8 @@ class Trainer:
             self._window = _Window()
             self._last_end = time.monotonic()
             while self.done < self.steps and not stop:
+            if self.config.train.save_steps or self.config.train.save_at_end:
+                self.checkpoints.prepare(self.model, self.step.optimizer, self.step.scale)
                 self._one()
                 self._periodic()
                 self._beat(Phase.BETWEEN, self.done)

@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from brim.errors import BrimError
+from brim.train.parallel.shards import local
 from brim.train.saving.layout import File, Piece
 
 _SMALL = 1 << 12
@@ -111,13 +112,6 @@ class Staging:
             torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
         del self._bytes, self._map  # in this order: the tensor looks into the mapping
         os.close(self.fd)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a DTensor; a plain tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    found: torch.Tensor = to_local() if to_local else tensor
-    return found
 
 
 def aligned(nbytes: int) -> int:

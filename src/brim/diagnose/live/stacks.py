@@ -152,7 +152,8 @@ def _own(frame: Frame) -> bool:
 
 _ORDER: Final[tuple[tuple[str, Callable[[Frame], bool]], ...]] = (
     (COMM, lambda f: bool(_COLLECTIVES.search(f.file))),
-    (TRACE, lambda f: bool(_TRACERS.search(f.file))),
+    (TRACE, lambda f: bool(
+        _TRACERS.search(f.file) and not f.function.startswith("record_function"))),
     (SAVE, lambda f: bool(_SAVERS.search(f.file) or _SAVE_NAMES.search(f.function))),
     (LOG, lambda f: bool(_LOGGERS.search(f.file) or (_own(f) and _LOG_NAMES.search(f.function)))),
     (PREPARE, lambda f: bool(

@@ -93,7 +93,7 @@ def switchable_modes() -> list[str]:
     """Modes that change no number: without them for a few steps, the run goes on as it would."""
     torch = sys.modules.get("torch")
     found = []
-    trace, profile = sys.gettrace(), sys.getprofile()
+    trace, profile = sys.gettrace(), _profile()
     if trace is not None:
         found.append("sys.settrace(%s)" % _name(trace))
     if profile is not None:
@@ -132,7 +132,7 @@ class DebugOff:
 
     def __enter__(self) -> "DebugOff":
         torch = sys.modules["torch"]
-        self.trace, self.profile = sys.gettrace(), sys.getprofile()
+        self.trace, self.profile = sys.gettrace(), _profile()
         self.anomaly = torch.is_anomaly_enabled()
         self.check = getattr(torch, "is_anomaly_check_nan_enabled", lambda: True)()
         if self.anomaly:
@@ -147,6 +147,13 @@ class DebugOff:
             torch.autograd.set_detect_anomaly(True, check_nan=self.check)
         sys.settrace(self.trace)
         _set_profile(self.profile, on=True)
+
+
+def _profile() -> Any:
+    """The profile function, if it can be taken away and given back: not the one in C with which
+    torch's profiler follows Python."""
+    profile = sys.getprofile()
+    return profile if callable(profile) or hasattr(profile, "disable") else None
 
 
 def _set_profile(profile: Any, *, on: bool) -> None:

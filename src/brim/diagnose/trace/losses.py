@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 
 from brim.diagnose.trace.attention import attention
-from brim.diagnose.trace.kernels import Kind
 from brim.diagnose.trace.loops import Loops, expert_loops
 from brim.diagnose.trace.loss import Claim, Loss, claim
 from brim.diagnose.trace.precision import precision
@@ -20,6 +19,7 @@ from brim.diagnose.trace.roofline import Call
 from brim.diagnose.trace.slow import SlowOperations, slow
 from brim.diagnose.trace.table import Bool, Kernels
 from brim.diagnose.trace.timeline import union
+from brim.diagnose.trace.unfused import unfused
 
 
 def losses(
@@ -54,29 +54,3 @@ def recompute(table: Kernels, free: Bool) -> Claim:
     taken &= free
     evidence = [f"{int(taken.sum()):,} kernels of a second forward run inside the backward"]
     return claim(table, "compute.recompute", taken, table.ns.astype(np.float64), evidence)
-
-
-def unfused(table: Kernels, free: Bool) -> Claim:
-    """Chains of eager element-wise kernels.
-
-    ``n`` operations of two inputs and one output each move ``3n`` arrays one by one and ``n + 2``
-    as one kernel, so ``(2n - 2) / 3n`` of a chain's time comes back.
-    """
-    memory_bound = np.isin(table.kind, (Kind.ELEMENTWISE, Kind.REDUCE)) & table.eager & free
-    stream = table.device.events.stream[table.rows]
-    first = memory_bound & ~np.concatenate(
-        (np.zeros(1, np.bool_), memory_bound[:-1] & (stream[1:] == stream[:-1]))
-    )
-    chain = np.cumsum(first)[memory_bound]
-    length = np.bincount(chain)
-    back = np.zeros(len(table.rows))
-    n = length[chain].astype(np.float64)
-    back[memory_bound] = table.ns[memory_bound] * (2.0 * n - 2.0) / (3.0 * n)
-    taken = back > 0
-    chains = int((length >= 2).sum())
-    evidence = [
-        f"{int(taken.sum()):,} element-wise kernels run one by one in {chains:,} chains"
-        if chains
-        else ""
-    ]
-    return claim(table, "compute.unfused", taken, back, evidence)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,14 @@ def test_other_data_cannot_continue_a_checkpoint(make_trainer: Make) -> None:
     other.rows.identity = lambda: "other"  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="data or its settings have changed"):
         other.run()
+
+
+def test_a_run_that_must_not_resume_does_not_mix_its_checkpoints_with_others(
+    make_trainer: Make,
+) -> None:
+    make_trainer(2).run()
+    with pytest.raises(ConfigError, match=r"step-00000002 belongs to another run"):
+        make_trainer(2, resume=False).run()
 
 
 class Poisoned:
@@ -268,6 +277,35 @@ def test_evaluation_is_the_mean_over_all_scored_tokens_and_is_recorded(make_trai
     found = [json.loads(line) for line in lines if "eval_loss" in line]
     assert [line["step"] for line in found] == [2, 4]
     assert found[-1]["eval_loss"] == pytest.approx(expected)
+
+
+def test_time_for_evaluating_and_saving_belongs_to_the_step_that_it_delays(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(8, eval_steps=3, save_steps=4)
+    clock = iter(range(10_000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    trainer.run()
+    process = read_process(trainer.records.folder / "steps.rank0.jsonl")
+    assert process is not None
+    steps = process.steps
+    assert [s.evaluation_n for s in steps] == [0, 0, 0, 1, 0, 0, 1, 0]
+    assert [s.save_n for s in steps] == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert all(bool(s.evaluation) == bool(s.evaluation_n) for s in steps)
+    assert all(s.wall >= s.input_wait + s.backward + s.evaluation + s.save for s in steps)
+    # nothing between two steps is lost
+    assert steps[-1].t - steps[0].t == sum(s.wall for s in steps[1:])
+
+
+def test_a_trace_shows_the_wait_for_rows_as_one(make_trainer: Make) -> None:
+    from brim.diagnose.trace.host import State, annotation_state
+
+    trainer = make_trainer(3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        trainer.run()
+    spans = {event.key: event.count for event in seen.key_averages() if "brim" in event.key}
+    assert spans == {"brim: next_batch": 3}
+    assert annotation_state("brim: next_batch") is State.INPUT_WAIT
 
 
 def test_metrics_come_at_their_interval_and_average_it(make_trainer: Make) -> None:

@@ -69,6 +69,16 @@ class Progress:
 
 
 @dataclass(slots=True)
+class _Between:
+    """What the loop did since the step before, beside steps: seconds and times."""
+
+    evaluation: float = 0.0
+    evaluation_n: int = 0
+    save: float = 0.0
+    save_n: int = 0
+
+
+@dataclass(slots=True)
 class _Sent:
     """A step whose loss has not arrived yet."""
 
@@ -82,6 +92,7 @@ class _Sent:
     rows: int
     length: int
     samples: tuple[int, ...]
+    before: _Between
 
 
 @dataclass(slots=True)
@@ -139,6 +150,7 @@ class Trainer:
         """Steps whose gradient is known to be finite or not."""
         self._readback: Readback[_Sent] = Readback(exact=self.ranks.world > 1)
         self._window = _Window()
+        self._between = _Between()
         self._last_end = time.monotonic()
         self._profiler = ProfilerWindow(
             records.folder / f"trace.rank{self.ranks.rank}.json.gz",
@@ -153,6 +165,8 @@ class Trainer:
         if watchdog:
             self._beat = watchdog.beat
         try:
+            if self.config.train.save_steps or self.config.train.save_at_end:
+                self.checkpoints.prepare(self.model, self.step.optimizer, self.step.scale)
             return self._run()
         finally:
             self.checkpoints.close()
@@ -165,8 +179,6 @@ class Trainer:
             self._window = _Window()
             self._last_end = time.monotonic()
             while self.done < self.steps and not stop:
-            if self.config.train.save_steps or self.config.train.save_at_end:
-                self.checkpoints.prepare(self.model, self.step.optimizer, self.step.scale)
                 self._one()
                 self._periodic()
                 self._beat(Phase.BETWEEN, self.done)
@@ -250,7 +262,13 @@ class Trainer:
     def _resume(self) -> None:
         learnt = memory.remembered(self.checkpoints.folder, self.rows.identity())
         memory.at_least(self.model, learnt.text_blocks, learnt.vision_blocks)
-        newest = self.checkpoints.newest() if self.config.train.resume else None
+        newest = self.checkpoints.newest()
+        if newest is not None and not self.config.train.resume:
+            # the run's own would be taken for older ones, and deleted first
+            raise ConfigError(
+                f"train.resume is false, and {newest} belongs to another run",
+                hint="set another output_dir, or delete that run's checkpoints",
+            )
         if newest is not None:
             self._load(newest)
             self._tell(f"resumed after step {self.done} from {newest}")
@@ -260,7 +278,7 @@ class Trainer:
             raise ConfigError(
                 f"the data or its settings have changed since {path} was written",
                 hint="resume with the same sources, seed, tokens_per_row and rows_per_step, or "
-                "set train.resume = false and another output_dir",
+                "set another output_dir",
             )
         state = self.checkpoints.load(path, self.model, self.step.optimizer, self.step.scale)
         self.done = self._judged = state["step"]
@@ -278,7 +296,8 @@ class Trainer:
                 self.done, self.model, self.step.optimizer, self.step.scale, extra
             )
         )
-        self._last_end += time.monotonic() - began
+        self._between.save += time.monotonic() - began
+        self._between.save_n += 1
 
     def _settle(self) -> bool:
         """Wait until no checkpoint is under way; whether the last one was written."""
@@ -297,7 +316,8 @@ class Trainer:
     def _one(self) -> None:
         began = time.monotonic()
         self._beat(Phase.ROWS, self.done)
-        rows = self.rows.fetch(self.done)
+        with torch.profiler.record_function("brim: next_batch"):  # what a trace knows as a wait
+            rows = self.rows.fetch(self.done)
         fetched = time.monotonic()
         self._beat(Phase.STEP, self.done)
         lr = self.lr_factor * learning_rate(self.config.optimizer, self.done, self.steps)
@@ -314,7 +334,9 @@ class Trainer:
             rows=len(rows),
             length=rows[0].length,
             samples=tuple(s for row in rows for s in row.sample_ids),
+            before=self._between,
         )
+        self._between = _Between()
         self.done += 1
         self._waited = fetched - began
         totals = () if outcome.totals is None else outcome.totals.unbind()
@@ -435,6 +457,10 @@ class Trainer:
                 images=counts.images,
                 patches=counts.patches,
                 loss=loss,
+                evaluation=sent.before.evaluation,
+                evaluation_n=sent.before.evaluation_n,
+                save=sent.before.save,
+                save_n=sent.before.save_n,
             )
         )
         self._last_end = sent.ended
@@ -482,7 +508,8 @@ class Trainer:
             if loss is not None:
                 self.records.metrics({"step": self.done, "eval_loss": loss})
                 self._tell(f"step {self.done}: evaluation loss {loss:.4f}")
-            self._last_end += time.monotonic() - began
+            self._between.evaluation += time.monotonic() - began
+            self._between.evaluation_n += 1
         if table.save_steps and self.done % table.save_steps == 0 and self.done < self.steps:
             self._save()
 

@@ -39,6 +39,11 @@ def test_without_a_sample_the_passes_that_brims_own_trainer_times_are_computing(
     assert found.seconds == pytest.approx({"input": 0.2, "compute": 0.7, "python": 0.1})
 
 
+def test_the_evaluation_that_it_times_is_evaluation() -> None:
+    found = evidence(steps(10, evaluation=0.05, backward=0.04))
+    assert found.seconds == pytest.approx({"evaluate": 0.5, "compute": 0.4, "python": 0.1})
+
+
 def test_a_sample_whose_stack_was_lost_is_not_told_apart() -> None:
     found = evidence(steps(10, samples=seen(("404", 0.1))))
     assert found.seconds == pytest.approx({"python": 1.0})

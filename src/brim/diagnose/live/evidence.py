@@ -127,15 +127,20 @@ def _split(total: Step, wall: float, sites: list[Site]) -> dict[str, float]:
     _raise_evaluation(total, rest, sampled)
     seen = sum(sampled.values())
     if seen == 0:  # no stack was looked at: a step of brim's own trainer says where it was itself
-        computing = min(rest, total.backward + total.optimizer)
-        sampled = {stacks.PYTHON: rest - computing} | (
-            {stacks.COMPUTE: computing} if computing else {}
-        )
-        seen = rest or 1.0
+        sampled, seen = _timed(total, rest), rest or 1.0
     for kind, value in sampled.items():
         seconds[kind] = seconds.get(kind, 0.0) + value * rest / seen
     scale = wall / sum(seconds.values()) if wall and sum(seconds.values()) else 1.0
     return {kind: value * scale for kind, value in seconds.items()}
+
+
+def _timed(total: Step, rest: float) -> dict[str, float]:
+    """``rest`` seconds by what a trainer timed itself; what it did not time is not told apart."""
+    evaluating = min(rest, total.evaluation)
+    computing = min(rest - evaluating, total.backward + total.optimizer)
+    named = {stacks.EVALUATE: evaluating, stacks.COMPUTE: computing}
+    found = {kind: value for kind, value in named.items() if value > 0}
+    return found | {stacks.PYTHON: rest - evaluating - computing}
 
 
 def _raise_evaluation(total: Step, rest: float, sampled: dict[str, float]) -> None:

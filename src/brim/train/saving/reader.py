@@ -87,8 +87,8 @@ def _check(folder: Path, index: Index, tensors: Mapping[str, torch.Tensor]) -> N
         if here != there:
             raise ConfigError(
                 f"{name} is {here} in this run and {there} in {folder}",
-                hint="resume with the same model, lora.r and optimizer.states, or set "
-                "train.resume = false and another output_dir",
+                hint="resume with the same model, lora.r and optimizer.states, or set another "
+                "output_dir",
             )
 
 

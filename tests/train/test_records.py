@@ -101,13 +101,17 @@ def test_one_signal_is_a_request_and_names_itself() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_second_signal_ends_the_process_at_once(number: signal.Signals) -> None:
+def test_a_second_signal_a_while_later_ends_the_process_at_once(number: signal.Signals) -> None:
     program = (
         "import os, time\n"
+        "from brim.train import signals\n"
         "from brim.train.signals import StopRequest\n"
         "with StopRequest() as stop:\n"
         f"    os.kill(os.getpid(), {int(number)})\n"
         "    assert stop.asked\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"  # so soon after it is the same request
+        "    signals._SAME_S = 0.01\n"
+        "    time.sleep(0.05)\n"
         f"    os.kill(os.getpid(), {int(number)})\n"
         "    time.sleep(60)\n"
     )

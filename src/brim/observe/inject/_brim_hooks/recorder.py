@@ -1,10 +1,10 @@
 """The counters of the running step, and the files of the run directory they are appended to.
 
-Every line is one ``write`` of one JSON object to a file opened for appending: a reader after
-SIGKILL sees whole lines and at most one cut one.  After the first failure to write (a full disk,
+A line is one JSON object, and one ``write`` appends one or several: a reader after SIGKILL sees
+whole lines and at most one cut one.  After the first failure to write (a full disk,
 say) nothing more is written, and brim leaves the process at its next step; the job never notices.
 
-A step only hands its sums over: the sampler's thread makes lines of them, five times a second,
+A step only hands its sums over: the sampler's thread makes lines of them, twice a second,
 while the training thread computes.  A killed job loses the steps of its last moment.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 now = time.perf_counter  # CLOCK_MONOTONIC on Linux: comparable between processes of one host
 
-PENDING = 64  # steps that may wait to be written
+PENDING = 256  # steps that may wait to be written
 MAX_BYTES = 64 << 20  # per file; a run directory stays bounded whatever the job does
 
 options: dict[str, Any] = {}

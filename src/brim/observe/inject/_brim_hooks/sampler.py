@@ -23,7 +23,7 @@ from _brim_hooks import recorder as _recorder
 
 PERIOD = 0.05
 _random = random.Random()  # the program's own sequence is none of ours
-WRITE = 0.2  # seconds between two times that steps are written
+WRITE = 0.5  # seconds between two times that steps are written
 MAX_DEPTH = 64
 MAX_STACKS = 4000
 MAX_CODES = 20000  # functions; a program that makes new ones all the time has no more than these

@@ -74,8 +74,8 @@ def _places(found: Sequence[Rank]) -> dict[str, Where]:
     for clue in clues:
         if clue.where is not None:
             places[clue.cause] = clue.where
-    if (line := _convolves(found[0])) is not None:
-        places["compute.slow-kernel"] = line
+    if (convolution := _convolves(found[0])) is not None:
+        places["compute.slow-kernel"] = convolution
     reads = _reads(found[0].evidence.total)
     if reads:
         file, _, line = reads[0][0].rpartition(":")
@@ -111,11 +111,15 @@ def on_device(run: Run, found: Sequence[Rank], traced: Diagnosis) -> Diagnosis:
     wall = sum(r.evidence.wall for r in found)
     clues += _offload(found, shares)
     _move(shares, clues, wall)
+    held = _of_device(clues, devices.metrics(run, found).get("gpu_util"), traced)
+    for clue in held:
+        _slow_down(shares, clue, wall)
     shares = _with_rare(shares, found)
     account = entries(shares)
     by_cause: dict[str, float] = defaultdict(float)
     for entry in account:
         by_cause[entry.cause] += entry.share
+    silent = [c.evidence[0] for c in clues if family(c.cause) == "device" and c not in held]
     frameworks = remedies.frameworks(found[0].evidence.process.versions, run.info.command)
     first = found[0].evidence
     return check(
@@ -133,7 +137,7 @@ def on_device(run: Run, found: Sequence[Rank], traced: Diagnosis) -> Diagnosis:
             findings=_findings(traced, by_cause, clues, found),
             frameworks=frameworks,
             metrics={**traced.metrics, **metrics(found), **devices.metrics(run, found)},
-            notes=list(dict.fromkeys([*traced.notes, *notes(run, found)])),
+            notes=list(dict.fromkeys([*traced.notes, *notes(run, found), *silent])),
         )
     )
 
@@ -184,6 +188,25 @@ def _move(shares: Shares, clues: Sequence[Clue], wall: float) -> None:
                 shares[key] -= part
                 shares[part_of(clue.cause), clue.cause] += part
                 missing -= part
+
+
+def _of_device(clues: Sequence[Clue], gpu_util: float | None, traced: Diagnosis) -> list[Clue]:
+    """Clues that say how much the device itself lost.  Another process may hold memory and do
+    nothing: it takes what the device was busy beyond the job's own kernels and copies."""
+    others = (gpu_util or 0.0) - traced.metrics.get("busy", 1.0)
+    return [
+        c
+        for c in clues
+        if family(c.cause) == "device" and (c.cause != "device.shared" or others >= REPORTED_FROM)
+    ]
+
+
+def _slow_down(shares: Shares, clue: Clue, wall: float) -> None:
+    """A device that is held down takes longer for the same useful work."""
+    key: tuple[Part, str] = ("useful", COMPUTE)
+    part = min(shares[key], clue.seconds / wall) if wall > 0 else 0.0
+    shares[key] -= part
+    shares["busy-lost", clue.cause] += part
 
 
 def _with_rare(shares: Shares, found: Sequence[Rank]) -> Shares:

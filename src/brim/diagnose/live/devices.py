@@ -8,12 +8,15 @@ from collections.abc import Sequence
 
 from brim.diagnose.live.account import Rank
 from brim.diagnose.live.clues import Clue
-from brim.record.devices import DeviceSample
+from brim.hardware.gpus import identify
+from brim.record.devices import Device, DeviceSample
 from brim.record.run import Run
 from brim.units import duration, percent
 
 THROTTLED = 0.1
 """Share of the window with clocks held down, from which on it is looked at."""
+_POWER_CAP = "power cap"
+_FULL_POWER = 0.95
 SHARED = 0.5
 """Share of the samples that show somebody else's process with work on the device."""
 
@@ -52,15 +55,18 @@ def clues(run: Run, found: Sequence[Rank]) -> list[Clue]:
 def _throttled(run: Run, rank: Rank, rows: Sequence[DeviceSample]) -> Clue | None:
     """Lost is the time in which clocks were held down, times what of the clock was missing: work
     that the memory bounds loses less, so this is an upper bound."""
+    assert run.recording is not None
+    known = run.recording.about.devices[rows[0].device]
+    harmless = {_POWER_CAP} if _at_full_power(known) else set()
     seconds: dict[str, float] = defaultdict(float)
     for row in rows:
         for reason, value in (row.throttled_s or {}).items():
-            seconds[reason] += value
-    window = sum(r.interval_s for r in rows)
+            if reason not in harmless:
+                seconds[reason] += value
+    window = _counted_s(rows)
     share = min(1.0, sum(seconds.values()) / window) if window else 0.0
     clocks = [r.sm_clock_mhz for r in rows if r.sm_clock_mhz]
-    assert run.recording is not None
-    top = run.recording.about.devices[rows[0].device].max_sm_clock_mhz
+    top = known.max_sm_clock_mhz
     if share < THROTTLED or not clocks or not top:
         return None
     clock = statistics.fmean(clocks)
@@ -74,6 +80,23 @@ def _throttled(run: Run, rank: Rank, rows: Sequence[DeviceSample]) -> Clue | Non
             f"the SM clock was {clock:.0f} MHz on average, {top:.0f} MHz is the most",
         ),
     )
+
+
+def _counted_s(rows: Sequence[DeviceSample]) -> float:
+    """Seconds that the counters tell about: they are not read at every sample."""
+    counted = [r for r in rows if r.throttled_s is not None]
+    if any("throttled_s" in r.covers_s for r in counted):
+        return sum(r.covers_s.get("throttled_s", r.interval_s) for r in counted)
+    return sum(r.interval_s for r in rows)
+
+
+def _at_full_power(device: Device) -> bool:
+    """Whether the power limit is what the board is built for: then a cap is how it always works,
+    and every heavy product meets it."""
+    gpu = identify(pci_device_id=device.pci_device_id or None, name=device.name)
+    if gpu is None or gpu.tdp_w is None or device.power_limit_w is None:
+        return False
+    return device.power_limit_w >= _FULL_POWER * gpu.tdp_w
 
 
 def _shared(rank: Rank, rows: Sequence[DeviceSample]) -> Clue | None:

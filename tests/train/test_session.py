@@ -224,6 +224,33 @@ def test_a_checkpoint_with_other_states_is_refused_with_what_to_set(
     assert "optimizer.states" in capsys.readouterr().err
 
 
+def test_a_mixture_of_experts_is_trained_from_photographs_to_a_folder_that_transformers_opens(
+    config: Path, tmp_path: Path
+) -> None:
+    from transformers import Qwen3VLMoeForConditionalGeneration
+
+    small = tiny_config(tied=False)
+    experts = replace(
+        small,
+        text=replace(
+            small.text, vocab_size=320, hidden_size=32, experts=6, experts_per_token=2,
+            expert_size=24,
+        ),
+        vision=replace(small.vision, positions=2304, out_hidden_size=32),
+    )  # fmt: skip
+    folder = tmp_path / "experts"
+    save(random_model(experts, dtype=torch.float32), folder)
+    qwen.build_small(folder)
+    settings = ["--set", f"model.path={folder}", "--set", "eval.sources=[]"]
+    assert main(["train", str(config), *settings]) == 0
+    found = losses(config.parent / "out")
+    assert found[-1] < found[0]
+    theirs = Qwen3VLMoeForConditionalGeneration.from_pretrained(config.parent / "out" / "model")
+    ours = load(config.parent / "out" / "model", dtype=torch.float32)
+    gate_up = theirs.model.language_model.layers[0].mlp.experts.gate_up_proj
+    assert torch.equal(gate_up, ours.blocks[0].mlp.gate_up)
+
+
 def test_print_config_shows_every_field_and_reads_nothing_else(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

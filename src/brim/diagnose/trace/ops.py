@@ -148,7 +148,7 @@ class Operations:
     def nodes(self, thread: int) -> Int64:
         """Rows of the nodes that autograd evaluates on a thread."""
         rows = self._named("autograd::engine::evaluate_function")
-        return rows[self.trace.host.thread[rows] == thread]
+        return np.asarray(rows[self.trace.host.thread[rows] == thread], np.int64)
 
     def _named(self, *prefixes: str) -> Int64:
         wanted = [i for i, name in enumerate(self.trace.names) if name.startswith(prefixes)]

@@ -168,6 +168,7 @@ COMPILED = """
 """
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_and_the_losses_equal_to_rounding(cured: RunCured) -> None:
     end = "say['compiled'] = sum(m._compiled_call_impl is not None for m in model.modules())"
     setup = COMPILED.format(extra="pass")

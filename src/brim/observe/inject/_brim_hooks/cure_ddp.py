@@ -27,12 +27,14 @@ class Buckets(Cure):
         @functools.wraps(original)
         def __init__(ddp: Any, *args: Any, **kwargs: Any) -> None:
             was = kwargs.get("bucket_cap_mb")
-            if len(args) > BEFORE_BUCKETS:
-                self.unavailable("the job gives bucket_cap_mb by position")
-                return original(ddp, *args, **kwargs)
-            kwargs["bucket_cap_mb"] = self.value
+            by_position = len(args) > BEFORE_BUCKETS
+            if not by_position:
+                kwargs["bucket_cap_mb"] = self.value
             original(ddp, *args, **kwargs)
-            return self.applied(25 if was is None else was)
+            if by_position:
+                self.unavailable("the job gives bucket_cap_mb by position")
+            else:
+                self.applied(25 if was is None else was)
 
         module.DistributedDataParallel.__init__ = __init__
 

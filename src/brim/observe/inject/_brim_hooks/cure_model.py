@@ -58,9 +58,10 @@ class Watcher:
                 if not watcher.done:
                     watcher.kind.__call__ = __call__
 
-        skip = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
-        if hasattr(skip, "skip_code"):
-            skip.skip_code(__call__.__code__)  # torch.compile(model) calls it before its own frame
+        dynamo: Any = getattr(sys.modules["torch"]._C, "_dynamo", None)
+        if hasattr(getattr(dynamo, "eval_frame", None), "skip_code"):
+            # torch.compile(model) may call it before the frame that it compiles
+            dynamo.eval_frame.skip_code(__call__.__code__)
         self.kind.__call__ = __call__
 
     def look(self, model: Any) -> None:

@@ -49,6 +49,8 @@ class Loader:
             ready = sum(1 for at in self._done.values() if at <= self.now) + (not waited)
             window["rows"] += 1
             window["waited"] += waited
+            if row:
+                window["longest"] = max(window["longest"], waited)
             window["ready"] += 0 if waited else min(1.0, ready / self.controller.depth)
             self.now += waited
             self.waits.append((self.now, waited))
@@ -85,7 +87,7 @@ class Loader:
             self._next += 1
 
     def _window(self) -> dict[str, float]:
-        names = ("rows", "made", "waited", "ready", "samples", "task_wall", "read")
+        names = ("rows", "made", "waited", "longest", "ready", "samples", "task_wall", "read")
         return {"start": self.now, **dict.fromkeys(names, 0.0)}
 
     def _decide(self, seen: dict[str, float]) -> dict[str, float]:
@@ -95,6 +97,7 @@ class Loader:
             made=int(seen["made"]),
             samples=int(seen["samples"]),
             waited=seen["waited"],
+            longest=seen["longest"],
             task_wall=seen["task_wall"],
             ready=seen["ready"] / seen["rows"] if seen["rows"] else 0.0,
             read_share=seen["read"] / seen["task_wall"] if seen["task_wall"] else 0.0,
@@ -136,6 +139,28 @@ def test_a_spiky_load_waits_under_1_percent_within_20_seconds() -> None:
     loader.run(60)
     assert loader.wait_share(20, 60) <= WAIT_GOAL
     assert loader.controller.depth >= 8
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rare_stalls_of_a_fast_source_are_outlasted_after_20_seconds(seed: int) -> None:
+    def stalls(now: float, rng: random.Random) -> tuple[float, float]:
+        read = 0.001 + (1.5 if rng.random() < 0.005 else 0.0)
+        return 0.006 + read, read
+
+    held = controller(cores=2, threads=2)
+    loader = Loader(held, stalls, step_s=0.2, per_row=7, rng=random.Random(seed))
+    loader.run(80)
+    assert loader.wait_share(20, 80) <= WAIT_GOAL
+    assert held.depth <= 24  # as far as the stalls ask for, and no further
+
+
+def test_a_lack_of_throughput_is_no_stall() -> None:
+    """Rows that all come late ask for threads, not for memory."""
+    slow = window(rows=4, waited=1.6, longest=0.4, task_wall=8.0)
+    assert slow.stall == 0
+    assert window(rows=4, waited=1.6, longest=1.5).stall == 1.5
+    assert window(rows=2, waited=1.6, longest=1.5).stall == 0  # too few to tell
+    assert window(rows=4, waited=0.1, longest=0.1).stall == 0  # shorter than a step or two
 
 
 def test_a_load_that_triples_is_followed() -> None:

@@ -3,7 +3,8 @@
 Little's law gives the threads that the trainer's rate needs: N* = samples a row × seconds a sample
 / seconds a row.  When the trainer waits although they are there, the queue's occupancy tells
 variance (rows lie ready on average: look further ahead) from a lack of throughput (none do: more
-threads).  A step that brought nothing is taken back, and what binds is said.
+threads).  A single wait that stands out says how far: by the rows that the trainer takes meanwhile.
+A step that brought nothing is taken back, and what binds is said.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _FULL = 0.8
 _CALM_WINDOWS = 3
 _HELPED = 0.02
 _READ_BOUND = 0.5
+_ALONE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,8 @@ class Window:
     """Thread time in samples: running or waiting."""
     ready: float
     """Rows that lay ready when the trainer asked, on average, as a share of the depth."""
+    longest: float = 0.0
+    """The longest single wait for a row."""
     read_share: float = 0.0
     """Of ``task_wall``, reading."""
     text_share: float = 0.0
@@ -47,6 +51,17 @@ class Window:
     @property
     def wait_share(self) -> float:
         return self.waited / self.wall if self.wall else 0.0
+
+    @property
+    def pace(self) -> float:
+        """Seconds a row that the trainer itself takes."""
+        return max(self.wall - self.waited, 1e-3 * self.wall) / self.rows
+
+    @property
+    def stall(self) -> float:
+        """A wait that stands out: one slow sample, not a lack of throughput."""
+        alone = self.rows >= 3 and self.longest >= _ALONE * self.waited
+        return self.longest if alone and self.longest > 2 * self.pace else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,8 @@ class Controller:
     """(what, threads, depth, window) before the last step up."""
     _settling: bool = False
     """The last step up is young: the rows taken now were begun before it."""
+    _spare: int = 0
+    """Threads beyond those that the pace needs, for the time that a stall holds one."""
     _futile: set[str] = field(default_factory=set, repr=False)
 
     def update(self, window: Window) -> Change | None:
@@ -98,9 +115,9 @@ class Controller:
 
     def _needed(self, window: Window) -> int:
         """N*: threads for the trainer's own pace, the waiting left out."""
-        pace = max(window.wall - window.waited, 1e-3 * window.wall) / window.rows
         per_row = window.samples / window.made
-        return max(1, math.ceil(_MARGIN * per_row * (window.task_wall / window.samples) / pace))
+        per_sample = window.task_wall / window.samples
+        return max(1, math.ceil(_MARGIN * per_row * per_sample / window.pace))
 
     def _limit(self, window: Window) -> int:
         """Threads that compute are useful up to the cores; threads that wait for storage, beyond.
@@ -117,12 +134,16 @@ class Controller:
         limit = self._limit(window)
         wanted = min(needed, limit)
         more = max(self.threads, min(limit, math.ceil(self.threads * 1.25)))
+        # rows that outlast such a stall, when it comes again, and a thread that goes on meanwhile
+        self._spare = max(self._spare, bool(window.stall))
+        covered = self.depth + math.ceil(_MARGIN * window.stall / window.pace)
         if self.threads < wanted and "threads" not in self._futile:
-            return self._set(window, "threads", wanted, self._room(wanted), "too few threads")
-        if window.ready >= 0.25 and "depth" not in self._futile:
+            room = min(self.max_depth, max(self._room(wanted), covered))
+            return self._set(window, "threads", wanted, room, "too few threads")
+        if (window.ready >= 0.25 or window.stall) and "depth" not in self._futile:
             self._deeper += 1
             factor = 2 if self._deeper == 1 else 4
-            deeper = min(self.max_depth, self.depth * factor)
+            deeper = min(self.max_depth, max(self.depth * factor, covered))
             if deeper > self.depth:
                 # the deeper queue must also be filled, faster than it is drained
                 return self._set(window, "depth", more, deeper, "rows are uneven")
@@ -170,6 +191,7 @@ class Controller:
         self.bound_by, self._deeper = "consumer", 0
         self._futile.clear()
         self._calm = self._calm + 1 if window.ready > _FULL else 0
+        needed += self._spare
         if self._calm < _CALM_WINDOWS or self.threads <= needed or self.fixed_threads:
             return None
         self._calm = 0

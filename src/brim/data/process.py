@@ -95,6 +95,7 @@ class _Sums:
     samples: int = 0
     images: int = 0
     waited: float = 0.0
+    longest: float = 0.0
     ready: float = 0.0
     task_wall: float = 0.0
     task_cpu: float = 0.0
@@ -130,6 +131,7 @@ class Engine:
         self._faulted: set[int] = set()
         self._sums = _Sums(time.monotonic())
         self._seen = 0
+        self._taken = 0
         self._first_window = True
         self._stopped = False
 
@@ -279,6 +281,9 @@ class Engine:
                         sums = self._sums
                         sums.rows += 1
                         sums.waited += value
+                        if self._taken:  # the first row waits for this process to start
+                            sums.longest = max(sums.longest, value)
+                        self._taken += 1
                         sums.ready += 0.0 if value > 1e-3 else self._ready / self.controller.depth
                         self._ready -= 1
                     self._changed.notify_all()
@@ -313,6 +318,7 @@ class Engine:
             made=sums.made,
             samples=sums.samples,
             waited=sums.waited,
+            longest=sums.longest,
             task_wall=sums.task_wall,
             ready=sums.ready / sums.rows if sums.rows else 0.0,
             read_share=shares["read"],

@@ -206,3 +206,22 @@ def test_a_probe_takes_samples_without_a_job(job: int | None) -> None:
     probe = Probe(job=job, backend=Slow())
     assert probe.sample().devices[0].device == 0
     probe.close()
+
+
+def test_the_meanings_are_written_again_when_a_period_has_changed_by_half(
+    fake_nvml: Fake, recordings: ModuleType
+) -> None:
+    lib = fake_nvml(recordings.eight())
+    now = [0.0]
+    probe = Probe(backend=Nvml(lib, cpu=lambda: lib.cpu_s), clock=lambda: now[0])
+    periods = []
+    for tick in range(60):
+        lib.costs_us = {"nvmlGpmMetricsGet": 1739.0 if tick >= 10 else 10.0}
+        now[0] += 0.5
+        probe.sample()
+        if (about := probe.about_if_new(0.5)) is not None:
+            periods.append(about.fields["device.tensor_active"].period_s)
+    probe.close()
+    assert periods[0] == 0.5 and 2 <= len(periods) <= 6
+    # eight times 1.74 ms within half a per cent of a core
+    assert periods[-1] == pytest.approx(8 * 1.739e-3 / 0.005, rel=0.35)

@@ -127,3 +127,23 @@ def test_the_snapshot_is_json_with_alerts() -> None:
     snapshot = json.loads(state.as_json())
     assert snapshot["devices"][0]["memory_used_bytes"] == 99
     assert snapshot["alerts"] == ["device 0 memory is 99% full"] and snapshot["job"] is None
+
+
+def test_a_mean_that_is_read_every_few_seconds_stays_on_the_screen_and_out_of_the_history() -> None:
+    state = _state()
+    read = {"tensor_active": 0.5, "gpu_util": 0.98, "covers_s": {"tensor_active": 4.5}}
+    state.add([_sample(0.0, **read)], None)
+    for i in range(1, 9):
+        state.add([_sample(i * 0.5, power_w=600.0 + i)], None)
+    last = state.last(0)
+    assert last is not None
+    assert (last.tensor_active, last.gpu_util, last.power_w) == (0.5, 0.98, 608.0)
+    assert state.activity(0) == ("tensor", [0.5])
+
+
+def test_a_mean_that_could_not_be_read_is_gone_with_its_reason() -> None:
+    state = _state()
+    state.add([_sample(0.0, tensor_active=0.5)], None)
+    state.add([_sample(0.5, absent={"tensor_active": "GPU is lost"})], None)
+    last = state.last(0)
+    assert last is not None and last.tensor_active is None

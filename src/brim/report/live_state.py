@@ -82,8 +82,9 @@ class _History:
         From the driver's counters; where it has none, from the momentary bits.
         """
         if sample.throttled_s is not None:
-            since = sample.interval_s if self._counted is None else sample.t - self._counted
+            last = sample.interval_s if self._counted is None else sample.t - self._counted
             self._counted = sample.t
+            since = sample.covers_s.get("throttled_s", last)
             return since, {reason: s for reason, s in sample.throttled_s.items() if s > 0}
         if self._counted is not None:
             return None

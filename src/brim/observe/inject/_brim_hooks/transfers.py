@@ -73,7 +73,7 @@ def _wrap(original: Callable[..., Any], torch: Any) -> Callable[..., Any]:
     return read
 
 
-_READ = _wrap(len, None).__code__  # type: ignore[attr-defined]
+_READ = _wrap(len, None).__code__
 """What every wrapper runs."""
 
 

@@ -51,10 +51,11 @@ from brim.train.parallel.traffic import Count
 from brim.train.records import peak_flops
 from brim.train.session import optimizer_of
 from brim.train.step import TrainStep
-from brim.train.synthetic import document, pack, photographs
+from brim.train.synthetic import Tokens, document, pack, photographs
 from brim.units import percent
 
 Batch = list[PackedBatch]
+DRY_TOKENS = Tokens(508, 509, 510, 511)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="variants whose name begins so")
     parser.add_argument("--rows", type=int, default=4, help="of a rank in one optimizer step")
     parser.add_argument("--steps", type=int, default=8, help="timed optimizer steps")
-    parser.add_argument("--length", type=int, default=0, help="tokens of a row (12288; dry 512)")
+    parser.add_argument("--length", type=int, default=0, help="tokens of a row (12288; dry 256)")
     parser.add_argument("--dry", action="store_true", help="tiny shapes, any machine")
     parser.add_argument("--json", type=Path, help="write the results here as well")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -149,7 +150,7 @@ def worker(args: argparse.Namespace) -> None:
 def measured(variant: Variant, args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     device, cuda = ranks.device, ranks.device.type == "cuda"
     shape = tiny() if args.dry else ModelConfig.named(variant.size)
-    length = args.length or (512 if args.dry else 12_288)
+    length = args.length or (256 if args.dry else 12_288)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     said: list[str] = []
@@ -212,7 +213,7 @@ def small_rows(shape: ModelConfig, length: int) -> Iterator[PackedBatch]:
     for seed in itertools.count():
         rng = np.random.default_rng(seed)
         documents = [
-            document(rng, [grid], text=20, answer=20, vocabulary=words)
+            document(rng, [grid], text=20, answer=20, vocabulary=words, tokens=DRY_TOKENS)
             for grid in ((4, 6), (8, 8), (6, 4), (4, 4))
         ]
         yield pack(documents, length, bucket=4, side=side)
@@ -262,7 +263,7 @@ def synchronize(device: torch.device) -> None:
 
 def tiny() -> ModelConfig:
     text = TextConfig(
-        vocab_size=151_660, hidden_size=32, intermediate_size=48, layers=3, heads=2, kv_heads=1,
+        vocab_size=512, hidden_size=32, intermediate_size=48, layers=3, heads=2, kv_heads=1,
         head_dim=16, mrope_section=(3, 3, 2),
     )  # fmt: skip
     vision = VisionConfig(

@@ -9,6 +9,7 @@ import torch
 from tests.train.parallel import tiny
 from tests.train.parallel.processes import on_ranks
 
+from brim.model.qwen3vl import Recompute
 from brim.train.adamw import CLIP, AdamW
 from brim.train.config import ParallelTable
 from brim.train.parallel.choose import World, choose
@@ -26,10 +27,16 @@ def keep_gradient(
 
 
 def stepped(
-    ranks: Ranks, settings: dict[str, Any], steps: int, gradients: bool, tied: bool = True
+    ranks: Ranks,
+    settings: dict[str, Any],
+    steps: int,
+    gradients: bool,
+    tied: bool = True,
+    recompute: Recompute | None = None,
 ) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
     """(loss, norm, counts summed over ranks) of each step, and the whole weights at the end."""
     model = tiny.model(tied=tied)
+    model.recompute = recompute or Recompute()
     rows = 8 // ranks.world
     table = ParallelTable(**settings)
     world = World(ranks=ranks.world, on_a_host=table.shard_ranks, rows=rows, room=None)
@@ -47,7 +54,7 @@ def stepped(
         totals = [] if outcome.totals is None else outcome.totals.tolist()
         seen.append([outcome.loss.item(), outcome.norm.item(), *totals])
     whole = {
-        name: p.detach().full_tensor() if hasattr(p, "full_tensor") else p.detach()  # type: ignore[operator]
+        name: p.detach().full_tensor() if hasattr(p, "full_tensor") else p.detach()
         for name, p in model.named_parameters()
     }
     return seen, {name: tensor.clone() for name, tensor in whole.items()}
@@ -112,3 +119,12 @@ def test_four_ranks_train_as_one_rank_does(settings: dict[str, Any], alone: Any)
     assert results[0][0][0][2:5] == [
         sum(getattr(r.counts, n) for r in rows) for n in ("tokens", "scored", "patches")
     ]
+
+
+@pytest.mark.parametrize("form", ["ddp", "fsdp", "fsdp that gathers again"])
+def test_recomputed_blocks_and_a_head_of_its_own_change_nothing(form: str) -> None:
+    _, gradients = stepped(Ranks(), {}, 1, True, False)
+    again = Recompute(text_blocks=2, vision_blocks=3)
+    for _, found in on_ranks(2, stepped, FORMS[form], 1, True, False, again):
+        assert "head.weight" in found
+        assert difference(found, gradients) < 5e-7

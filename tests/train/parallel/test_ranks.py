@@ -78,7 +78,7 @@ def test_a_blank_runs_the_tower_and_changes_neither_loss_nor_gradients() -> None
             assert grads[name] is None
             assert not grad.any()
         else:
-            assert torch.equal(grad, grads[name])  # type: ignore[arg-type]
+            assert torch.equal(grad, grads[name])
 
 
 def test_rows_with_pictures_are_left_as_they_are() -> None:

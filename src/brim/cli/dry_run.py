@@ -48,7 +48,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> int:
     )
     prepared.plan.share(0, args.world)  # says so when the ranks cannot
     rows = prepared.plan.rows_per_step // args.world
-    outlook = seen.on(args.world, rows, imbalance(prepared.plan, args.world).micro_step)
+    outlook = seen.on(args.world, rows, imbalance(prepared.plan, args.world))
     console = Console()
     plan_ranks.show(console, seen, [outlook])
     plan_ranks.show_rehearsal(console, outlook, _rehearsed(config, seen, outlook))

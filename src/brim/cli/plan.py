@@ -89,7 +89,7 @@ def _ranks(
         network_gb_s=args.network_gb_s,
     )
     found = [
-        seen.on(line.world, plans[line.world].rows_per_step // line.world, line.micro_step)
+        seen.on(line.world, plans[line.world].rows_per_step // line.world, line)
         for line in summary.imbalance
     ]
     if found:

@@ -8,6 +8,7 @@ import numpy as np
 
 from brim.data.plan import Plan
 from brim.data.prepare import Prepared
+from brim.data.stats import Imbalance
 from brim.hardware.gpus import Gpu, peak_flops
 from brim.model import flops
 from brim.model.batch import RowCounts
@@ -114,8 +115,8 @@ class Prospect:
     """The usual one."""
     links: Cluster
 
-    def on(self, world: int, rows: int, waiting: float) -> Outlook:
-        """``rows``: of a rank in a step; ``waiting``: the plan's imbalance.
+    def on(self, world: int, rows: int, balance: Imbalance) -> Outlook:
+        """``rows``: of a rank in a step; ``balance``: the plan's, on so many ranks.
 
         Raises ConfigError for a parallelism that so many ranks cannot have.
         """
@@ -132,7 +133,8 @@ class Prospect:
             option=option,
             traffic=of_step(self.model, choice, world, rows, bucket_mb=bucket),
             forecast=self._forecast(option.value, world, rows),
-            waiting=waiting,
+            # copies meet once a step, shards at every block
+            waiting=balance.micro_step if choice.sharded else balance.step,
             tokens=float(self.mean.tokens * rows * world),
             flops=useful * rows * world,
             peak=peak_flops(self.gpu, _dtype(self.model)),

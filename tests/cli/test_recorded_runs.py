@@ -72,6 +72,19 @@ def test_an_optimizer_on_the_host_beside_an_empty_device_is_offloading(
     assert found[0].share > 0.9
 
 
+def test_plain_fp32_costs_77_percent_though_the_host_is_four_steps_ahead(
+    verdict: dict[str, Diagnosis],
+) -> None:
+    # 851 ms a step against 195 ms with TF32: 77.0 % measured.  The host's two profiled steps took
+    # 376 ms, in which the device still worked on what was launched before the profiler
+    found = verdict["fp32"].findings
+    assert [f.cause for f in found] == ["compute.precision"]
+    assert found[0].share == pytest.approx(0.770, abs=0.03)
+    low, high = found[0].gain
+    assert low < 851 / 195 < high + 0.5
+    assert verdict["fp32"].metrics["profiled_step_s"] == pytest.approx(0.851, abs=0.005)
+
+
 def test_device_figures_stand_beside_each_other_and_absent_ones_are_absent(
     verdict: dict[str, Diagnosis],
 ) -> None:
@@ -80,7 +93,7 @@ def test_device_figures_stand_beside_each_other_and_absent_ones_are_absent(
     assert "tokens_per_s" not in metrics  # no loader showed a batch, and no mask was passed
 
 
-@pytest.mark.parametrize("name", ["sync", "item-innocent", "flush", "offload"])
+@pytest.mark.parametrize("name", ["sync", "item-innocent", "flush", "offload", "fp32"])
 def test_the_account_of_a_recorded_run_sums_to_one(
     verdict: dict[str, Diagnosis], name: str
 ) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from brim.diagnose.trace.host import HostSide
 from brim.diagnose.trace.kernels import Kind, classify
 from brim.diagnose.trace.timeline import Int64, Spans, union
 from brim.record.findings import DeviceTime
@@ -56,12 +57,15 @@ def lanes(events: DeviceEvents, is_comm: npt.NDArray[np.bool_]) -> Lanes:
 class DeviceSide:
     """What one trace says about its device (or devices)."""
 
-    def __init__(self, trace: Trace, *, in_flight: bool = False) -> None:
-        """``in_flight``: the job went on before and after the trace, so a step of the host is a
-        step of the device; else what was queued in the last step is waited for."""
+    def __init__(
+        self, trace: Trace, *, in_flight: bool = False, host: HostSide | None = None
+    ) -> None:
+        """``in_flight``: the job went on before and after the trace, so what it had queued before
+        the first step is not that step's; else the first step begins on an idle device."""
         self.trace = trace
         self.events = trace.device
         self.in_flight = in_flight
+        self._host = host or HostSide(trace)
 
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
@@ -110,8 +114,34 @@ class DeviceSide:
 
     @cached_property
     def window(self) -> tuple[int, int]:
-        """The measured window: the steps' where there are any, else the kernels'."""
+        """The measured window: the steps' where there are any, else the kernels'.
+
+        A host that is far ahead ends its steps long before the device does.  Where the job is in
+        flight a step of the device begins when it has done what was launched before the host's.
+        """
+        if self.in_flight and len(self.profiler_steps):
+            low, high = self.host_window
+            return self.done(low), self.done(high)
+        return self.step_span or self.span
+
+    @cached_property
+    def host_window(self) -> tuple[int, int]:
+        """The same steps as the host saw them: for what it called in them."""
         if self.in_flight and len(self.profiler_steps):
             host, rows = self.trace.host, self.profiler_steps
             return int(host.start[rows[0]]), int(host.end[rows].max())
-        return self.step_span or self.span
+        return self.window
+
+    def done(self, time: int) -> int:
+        """When the device has done what was launched before ``time``, at the earliest ``time``."""
+        return int(self.events.end[self._launched < time].max(initial=time))
+
+    @cached_property
+    def _launched(self) -> Int64:
+        """When each device event was launched; what ran before all that the capture saw launched
+        was launched before it, and other events without a launch when they began."""
+        launch, events = self._host.launch, self.events
+        linked = launch >= 0
+        first = events.start[linked].min(initial=np.iinfo(np.int64).max)
+        early = np.where(events.start < first, np.iinfo(np.int64).min, events.start)
+        return np.where(linked, self.trace.host.start[np.maximum(launch, 0)], early)

@@ -217,7 +217,7 @@ def _launch(job: Job, rank: Rank, cause: str) -> list[str]:
 def _sync(job: Job, rank: Rank, cause: str) -> list[str]:
     host = rank.host
     calls = host.blocking
-    low, high = rank.device.window
+    low, high = rank.device.host_window
     inside = (calls.start >= low) & (calls.start < high)
     mine = inside & np.isin(calls.state, (State.SYNC, State.READ))
     steps = max(1, len(rank.steps))

@@ -45,8 +45,8 @@ class Rank:
     def __init__(self, trace: Trace, context: TraceContext) -> None:
         self.trace = trace
         self.context = context
-        self.device = DeviceSide(trace, in_flight=context.step_s is not None)
         self.host = HostSide(trace)
+        self.device = DeviceSide(trace, in_flight=context.step_s is not None, host=self.host)
         self.operations = Operations(trace)
         self.lines = Lines(trace)
         self.kernels = Kernels(self.device, self.host, self.operations)

@@ -105,10 +105,11 @@ def _is_whole(table: Kernels, row: int, every: Int64, main: int) -> bool:
     if not len(every):
         return False
     low, high = table.device.window
-    rows = table.rows[every]
+    events, rows = table.device.events, table.rows[every]
     cut = (
-        table.host.events.start[row] < low
-        or table.device.events.end[rows].max() > high
+        table.host.events.start[row] < table.device.host_window[0]
+        or events.start[rows].min() < low
+        or events.end[rows].max() > high
         or table.ns[main] <= 0
     )
     return not cut and int(table.ns[every].max()) == int(table.ns[main])

@@ -27,6 +27,8 @@ def steps(device: DeviceSide) -> list[Step]:
     rows = device.profiler_steps
     if len(rows):
         starts = host.start[rows].tolist()
+        if device.in_flight:
+            starts = [device.done(start) for start in starts]
         return _cut([names[i] for i in host.name[rows]], [*starts, high])
     wanted = [i for i, name in enumerate(names) if name.startswith("Optimizer.step")]
     rows = np.flatnonzero(np.isin(host.name, wanted) & (host.kind != HostKind.RUNTIME))

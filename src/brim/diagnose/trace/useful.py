@@ -38,7 +38,7 @@ def flops_per_step(rank: Rank) -> float | None:
     host, trace = rank.trace.host, rank.trace
     names = {f"aten::{name}" for name in _COUNTED}
     wanted = [index for index, name in enumerate(trace.names) if name in names]
-    low, high = rank.device.window
+    low, high = rank.device.host_window
     rows = np.flatnonzero(
         np.isin(host.name, wanted)
         & (host.dims >= 0)

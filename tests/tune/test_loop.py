@@ -253,3 +253,14 @@ def test_the_figures_of_a_rung_are_the_means_of_its_runs() -> None:
     assert ladder.rungs[0].figures.step_s == pytest.approx(0.1)
     assert ladder.rungs[0].figures.mfu is None
     assert math.isclose(ladder.rungs[0].speed.ratio, 2.0, rel_tol=0.05)
+
+
+def test_time_that_is_up_before_the_last_comparison_leaves_the_search_s_own_end() -> None:
+    job = SimulatedJob(faults={"host.gc": 0.1}, run_s=10.0)
+    # 80 % of it hold the two runs that decide; the two that compare before and after do not fit
+    ladder = _tune(job, budget_s=25.0)
+    assert ladder.ended == "ceiling"
+    assert len(job.runs) == 2
+    assert any("the time was up" in note for note in ladder.notes)
+    assert ladder.total is not None
+    assert ladder.total.pairs == 1

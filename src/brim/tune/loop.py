@@ -75,11 +75,7 @@ class Tuner:
             self.trials.limit_s = EXPLORING * budget
             ended = self._explore()
             self.trials.limit_s = budget
-            self._retest()
-            self._measure_total()
-        except OutOfBudget:
-            self.notes.append("the time was up before the kept settings were tried again")
-            return "budget"
+            self._confirm()
         except KeyboardInterrupt:
             return "interrupted"
         return ended
@@ -206,6 +202,13 @@ class Tuner:
         self.kept[at] = _Kept(candidate=kept.candidate, settings=kept.settings, judgement=judgement)
 
     # ----------------------------------------------------------------------- trying again
+
+    def _confirm(self) -> None:
+        try:
+            self._retest()
+            self._measure_total()
+        except OutOfBudget:
+            self.notes.append("the time was up before all that was kept had been tried again")
 
     def _retest(self) -> None:
         """Leave out each kept step but the last, whose comparison was with all the others."""

@@ -33,7 +33,7 @@ def show(console: Console, prospect: Prospect, found: Sequence[Outlook]) -> None
     """A line for each number of ranks."""
     from rich.table import Table
 
-    from brim.units import duration, percent
+    from brim.units import duration, percent, size
 
     links = prospect.links
     title = (
@@ -51,7 +51,7 @@ def show(console: Console, prospect: Prospect, found: Sequence[Outlook]) -> None
             exposed = percent(forecast.exposed / line.step_s)
             times = (duration(line.step_s), exposed, percent(line.mfu), f"{line.tokens_per_s:,.0f}")
         peak = f"{option.rank.total / 2**30:.1f}{'' if option.fits else ' (too much)'}"
-        sent = f"{sum(t.sent for t in line.traffic) / 1e9:.1f} GB"
+        sent = size(sum(t.sent for t in line.traffic))
         data = option.parallelism.data.value
         table.add_row(str(line.world), data, option.states, peak, sent, *times)
     console.print(table)
@@ -86,21 +86,28 @@ def show_rehearsal(console: Console, outlook: Outlook, seen: Rehearsal) -> None:
     table.add_row("peak", f"{size(rank.total)}{room}{'' if option.fits else ': too much'}")
     again = option.recompute
     table.add_row("recomputed", f"{again.text_blocks} text, {again.vision_blocks} vision blocks")
-    console.print(table, "", _sent(seen.traffic), "", highlight=False)
+    console.print(table, "", highlight=False)
+    if seen.traffic:
+        console.print(_sent(seen.traffic), "", highlight=False)
     forecast = outlook.forecast
-    if forecast is not None and outlook.step_s and outlook.mfu and outlook.tokens_per_s:
-        console.print(
-            f"predicted step {duration(outlook.step_s)}: computing {duration(forecast.compute)}, "
-            f"sending {duration(forecast.communicating)} of which "
-            f"{percent(forecast.overlapped)} hides behind it, waiting for the slowest rank "
-            f"{percent(outlook.waiting)}\n{outlook.tokens_per_s:,.0f} tokens/s, "
-            f"MFU {percent(outlook.mfu)}",
-            highlight=False,
-        )
+    if forecast is None or not outlook.step_s or not outlook.mfu or not outlook.tokens_per_s:
+        return
+    sending = ""
+    if forecast.communicating:
+        sending = f", sending {duration(forecast.communicating)}, of which "
+        sending += f"{percent(forecast.overlapped)} hides behind it"
+    console.print(
+        f"predicted step {duration(outlook.step_s)}: computing {duration(forecast.compute)}"
+        f"{sending}, waiting for the slowest rank {percent(outlook.waiting)}\n"
+        f"{outlook.tokens_per_s:,.0f} tokens/s, MFU {percent(outlook.mfu)}",
+        highlight=False,
+    )
 
 
 def _sent(traffic: Sequence[Traffic]) -> Any:
     from rich.table import Table
+
+    from brim.units import size
 
     table = Table(
         "a step sends", "ranks", "calls", "buffers", "sent by a rank",
@@ -108,8 +115,7 @@ def _sent(traffic: Sequence[Traffic]) -> Any:
     )  # fmt: skip
     for line in traffic:
         table.add_row(
-            line.kind, str(line.ranks), f"{line.calls:,}", f"{line.bytes / 1e9:.2f} GB",
-            f"{line.sent / 1e9:.2f} GB",
+            line.kind, str(line.ranks), f"{line.calls:,}", size(line.bytes), size(line.sent),
         )  # fmt: skip
     return table
 

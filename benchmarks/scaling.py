@@ -6,10 +6,11 @@
 
 Each number of GPUs is one torchrun of this file, which trains the variants one after the other:
 random weights, rows of synthetic photographs that are on the device before the clock starts, so
-what is measured is computing and communication.  A variant warms up, is timed by the device's own
-clock, has one step's collectives counted, and two steps profiled on rank 0: communication that no
-kernel runs beside is exposed.  The first variant of a size is what brim chooses by itself; the
-others change one setting of [parallel].  No NCCL variable is set.
+what is measured is computing and communication.  A variant warms up, is timed over all ranks, and
+two more steps are profiled on rank 0: communication that no kernel runs beside is exposed.  Calls
+and bytes of a step follow from sizes (a test holds them against what torch sends).  The first
+variant of a size is what brim chooses by itself; the others change one setting of [parallel].  No
+NCCL variable is set.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from brim.model.memory import RowShape
 from brim.model.weights import random_model
 from brim.record.kineto import read_trace
 from brim.train.config import Config, ModelTable, OptimizerTable, ParallelTable
-from brim.train.parallel.fit import share
+from brim.train.parallel.fit import Needs, decide, share, world_of
 from brim.train.parallel.ranks import Ranks, join
-from brim.train.parallel.traffic import Count
+from brim.train.parallel.traffic import Traffic, of_step
 from brim.train.records import peak_flops
 from brim.train.session import optimizer_of
 from brim.train.step import TrainStep
@@ -154,12 +155,11 @@ def measured(variant: Variant, args: argparse.Namespace, ranks: Ranks) -> dict[s
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     said: list[str] = []
-    step, batch = build(variant, shape, length, args, ranks, said)
+    step, batch, traffic = build(variant, shape, length, args, ranks, said)
     losses = [step(batch, 1e-5).loss for _ in range(3)]
     synchronize(device)
     seconds = timed(step, batch, args.steps, ranks)
-    with Count() as seen:
-        outcome = step(batch, 1e-5)
+    outcome = step(batch, 1e-5)
     exposed = profiled(step, batch, ranks)
     useful = sum(flops.step(shape, row.counts).total for row in batch)
     peak = peak_flops(device, "bfloat16")
@@ -168,8 +168,8 @@ def measured(variant: Variant, args: argparse.Namespace, ranks: Ranks) -> dict[s
         "tokens_per_s_per_gpu": sum(row.counts.tokens for row in batch) / seconds,
         "mfu": useful / seconds / peak if peak else None,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
-        "sent_gb": sum(t.sent for t in seen.traffic()) / 1e9,
-        "calls": sum(t.calls for t in seen.traffic()),
+        "sent_gb": sum(t.sent for t in traffic) / 1e9,
+        "calls": sum(t.calls for t in traffic),
         "recompute": [step.model.recompute.text_blocks, step.model.recompute.vision_blocks],
         "loss": [losses[0].item(), outcome.loss.item()],
         "chosen": said,
@@ -184,7 +184,7 @@ def build(
     args: argparse.Namespace,
     ranks: Ranks,
     said: list[str],
-) -> tuple[TrainStep, Batch]:
+) -> tuple[TrainStep, Batch, list[Traffic]]:
     device = ranks.device
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     picked = choose(capability, installed())
@@ -204,8 +204,13 @@ def build(
     # the same sizes on all ranks, as balanced rows have: what differs is waiting, not sending
     vision, scored = (max(ranks.gather(n)) for n in sizes(batch))
     row = RowShape(tokens=length, vision_rows=vision, scored=scored)
+    where = world_of(ranks, args.rows)
+    choice = decide(config, Needs(config, model, row), where, together=ranks.together)
+    bucket = config.parallel.ddp_bucket_cap_mb
+    traffic = of_step(model, choice, ranks.world, args.rows, bucket_mb=bucket)
     parallel = share(config, model, row, args.rows, ranks, said.append)
-    return TrainStep(model, optimizer_of(config.optimizer, model, 0), parallel=parallel), batch
+    step = TrainStep(model, optimizer_of(config.optimizer, model, 0), parallel=parallel)
+    return step, batch, traffic
 
 
 def small_rows(shape: ModelConfig, length: int) -> Iterator[PackedBatch]:

@@ -231,16 +231,45 @@ def test_a_model_that_recomputes_nothing_can_be_made_to(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    model = nn.Linear(2, 2)
-    model.supports_gradient_checkpointing = True  # type: ignore[assignment]
-    model.activation_checkpointing_enable = asked.append  # type: ignore[assignment]
+    model: Any = nn.Linear(2, 2)
+    model.supports_gradient_checkpointing = True
+    model.activation_checkpointing_enable = asked.append
     monkeypatch.setattr(cure_recompute, "pretrained", lambda model: iter([model]))
     cure_recompute.Recompute({"recompute": "all"}).called(model)
     assert asked == [{"use_reentrant": False}]
     assert plan.states["recompute"][0] == "applied"
-    model.gradient_checkpointing = True  # type: ignore[assignment]
+    model.gradient_checkpointing = True
     cure_recompute.Recompute({"recompute": "all"}).called(model)
     assert plan.states["recompute"] == ("unavailable", "the job has it so already")
+
+
+class _Flagged(_Block):
+    gradient_checkpointing = True
+
+
+def test_half_of_the_blocks_is_every_second_one_that_recomputes(plan: Plan) -> None:
+    model = nn.ModuleDict({
+        "text": nn.ModuleList([_Flagged() for _ in range(5)]),
+        "tower": nn.ModuleList([_Block() for _ in range(2)]),
+    })  # fmt: skip
+    cure = cure_recompute.Recompute({"recompute": "half"})
+    cure.called(model)
+    text = model["text"]
+    assert isinstance(text, nn.ModuleList)
+    assert [b.gradient_checkpointing for b in text] == [True, False, True, False, True]
+    assert plan.states["recompute"] == ("applied", "3 of 5 blocks")
+    assert cure.recomputes() is True  # a call comes from a block that is left
+
+
+def test_a_part_that_backward_computes_again_is_no_model_of_its_own() -> None:
+    inner = nn.Linear(2, 2)
+    model, other = nn.Sequential(inner), nn.Linear(2, 2)
+    seen: list[Any] = []
+    watcher = cure_model.Watcher()
+    watcher.callbacks.append(seen.append)
+    for called in (model, inner, model, other):
+        watcher.look(called)
+    assert seen == [model, other]
 
 
 # ----------------------------------------------------------------------------- attention, numbers

@@ -67,7 +67,8 @@ class Watcher:
     def look(self, model: Any) -> None:
         if id(model) in self.seen or not model.training or not trains(model):
             return
-        self.seen.add(id(model))
+        # its parts too: a block that backward computes again is called from outside of any module
+        self.seen.update(id(part) for part in model.modules())
         for callback in self.callbacks:
             callback(model)
 

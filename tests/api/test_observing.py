@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from brim.api import observe
+from brim.errors import UsageError
 from brim.record.run import read_run
 
 # A program that trains; what it observes is appended.  Everything is imported before brim is asked.
@@ -49,9 +51,14 @@ def program(tmp_path: Path) -> Program:
     def run(more: str, *before: str, code: int = 0) -> dict[str, Any]:
         (tmp_path / "job.py").write_text(PROGRAM + more)
         done = subprocess.run(
-            [sys.executable, *before, "job.py"], cwd=tmp_path, capture_output=True, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120, check=False,
-        )  # fmt: skip
+            [sys.executable, *before, "job.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == code, done.stderr
         lines = done.stdout.splitlines()
         return json.loads(lines[-1]) if lines else {}
@@ -139,3 +146,46 @@ except InputError as error:
 """
     )
     assert found == {"error": "run: holds a run already", "hooks": False}
+
+
+RANKS = """
+torch.distributed.init_process_group("gloo", init_method="file://" + os.path.abspath("meet"),
+                                     rank=int(os.environ["RANK"]), world_size=2)
+with brim.observe() as seen:
+    train(12)
+    torch.distributed.barrier()
+told = [None, None]
+torch.distributed.all_gather_object(told, [str(seen.folder), seen.diagnosis is not None])
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_a_folder_and_the_first_has_the_diagnosis(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(PROGRAM + RANKS)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "job.py"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    outputs = [job.communicate(timeout=120)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0]
+    (first, judged), (second, not_judged) = json.loads(outputs[0].splitlines()[-1])
+    assert first == second
+    assert (judged, not_judged) == (True, False)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [p.header.rank for p in read_run(folder).processes] == [0, 1]
+
+
+def test_ranks_that_cannot_agree_yet_are_told_to_name_a_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="no process group yet"), observe():
+        pass

@@ -174,7 +174,8 @@ def _switched(evidence: Evidence, modes: list[str]) -> tuple[float, str] | None:
     """
     lasting = [mode for mode in modes if mode in LASTING]
     steps = evidence.chosen.steps
-    on, off = [], []
+    on: list[float] = []
+    off: list[float] = []
     for step, following in itertools.pairwise(steps):
         with_it = any(mode in s.debug for mode in lasting for s in (step, following))
         (on if with_it else off).append(step.wall - step.input_wait)

@@ -21,9 +21,9 @@ def keep(arguments: tuple[Any, ...]) -> None:
     rec = _r.current
     if rec is None or not rec.mine() or not _r.options.get("losses") or len(_kept) >= MOST:
         return
-    value = arguments[0] if arguments else None
-    if isinstance(value, (tuple, list)) and len(value) == 1:
-        value = value[0]
+    given = arguments[0] if arguments else None
+    single = isinstance(given, (tuple, list)) and len(given) == 1
+    value: Any = given[0] if single else given
     if hasattr(value, "numel") and value.numel() == 1:
         # a clone: the memory of a replayed graph holds the next step's value soon
         _kept.append((rec.n, value.detach().clone()))

@@ -21,7 +21,7 @@ def keep(arguments: tuple[Any, ...]) -> None:
     rec = _r.current
     if rec is None or not rec.mine() or not _r.options.get("losses") or len(_kept) >= MOST:
         return
-    given = arguments[0] if arguments else None
+    given: Any = arguments[0] if arguments else None
     single = isinstance(given, (tuple, list)) and len(given) == 1
     value: Any = given[0] if single else given
     if hasattr(value, "numel") and value.numel() == 1:

@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 
 from brim.record.ladder import Change
-from brim.tune.apply import environment, yaml
 from brim.tune.apply.command import Invocation, read_command, with_flag
+from brim.tune.apply.environment import variables
 from brim.tune.apply.frameworks import Known, arguments_for, own_flag, typed
 from brim.tune.apply.preparing import BY_VARIABLE, config_text, with_arguments
+from brim.tune.apply.yaml import diff, with_values
 from brim.tune.knobs import Settings, Value, check
 
 
@@ -38,16 +39,16 @@ def advise(
     words, patch, done = _by_arguments(invocation, settings)
     words, done = _by_own_flags(words, invocation, settings, done)
     rest = {id: v for id, v in settings.items() if id not in done}
-    variables = environment.variables(rest, now) | _threads(rest)
+    environment = variables(rest, now) | _threads(rest)
     code = [
         code_for(id, value, framework)
         for id, value in rest.items()
         if id not in BY_VARIABLE and id != "cpu.threads"
     ]
-    changed = words != list(invocation.words) or bool(variables) or bool(patch)
+    changed = words != list(invocation.words) or bool(environment) or bool(patch)
     return Change(
         command=words if changed else [],
-        environment=variables,
+        environment=environment,
         patch=patch,
         code=[text for text in code if text],
     )
@@ -74,7 +75,7 @@ def _by_arguments(invocation: Invocation, settings: Settings) -> tuple[list[str]
     # what the command itself assigns would win over the file
     kept = [w for w in invocation.arguments if w.partition("=")[0] not in values]
     words = [*invocation.words[: invocation.first], *kept]
-    return words, yaml.diff(path, before, yaml.with_values(before, values)), done
+    return words, diff(path, before, with_values(before, values)), done
 
 
 def _by_own_flags(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from brim.tune.apply import environment
 from brim.tune.apply.command import Invocation, read_command, with_assignment, with_flag
+from brim.tune.apply.environment import variables
 from brim.tune.apply.frameworks import Arguments, Known, arguments_for
 from brim.tune.knobs import KNOBS, How, Settings, check
 
@@ -73,8 +73,8 @@ def prepare(
         text["alternate"] = {"every": alternate.every, "settings": dict(alternate.settings)}
     for id in {*order, *switched}:
         how[id] = "environment" if id in BY_VARIABLE else "hook"
-    variables = environment.variables(settings, now)
-    return Prepared(command=words, env={**variables, APPLY: json.dumps(text)}, how=how)
+    env = {**variables(settings, now), APPLY: json.dumps(text)}
+    return Prepared(command=words, env=env, how=how)
 
 
 def with_arguments(invocation: Invocation, settings: Settings) -> tuple[list[str], dict[str, How]]:

@@ -66,6 +66,8 @@ CASES = (
     Case("conv-plain", "patch_tower.py", (*PLAIN, "--arm", "faulty"), "compute.slow-kernel",
          "conv-plain-fixed"),
     Case("conv-plain-fixed", "patch_tower.py", (*PLAIN, "--arm", "fixed"), "any"),
+    Case("experts", "mixture.py", (), "compute.expert-loop", "experts-fixed"),
+    Case("experts-fixed", "mixture.py", ("--arm", "fixed"), "any"),
     Case("healthy", "language_model.py", BUSY, None),
     Case("healthy-item", "language_model.py", (*BUSY, "--log-every", "1"), None),
     Case("vlm", "vlm_padded.py", (), "compute.padding"),

@@ -32,7 +32,7 @@ def test_each_script_ends_with_code_0_after_three_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["patch_tower.py", "vlm_padded.py"])
+@pytest.mark.parametrize("script", ["mixture.py", "patch_tower.py", "vlm_padded.py"])
 def test_scripts_for_a_gpu_train_a_few_tiny_steps_on_the_cpu(script: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPTS.parent / "gpu_scripts" / script), "--tiny"],

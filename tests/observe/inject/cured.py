@@ -46,6 +46,34 @@ def main():
 if __name__ == "__main__":
     main()
 """
+
+# A tiny Qwen3-VL with its vision tower, and samples of one image and a few tokens for it.
+TINY_QWEN = """
+import torch
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+def make_model():
+    text = dict(vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                rope_scaling={"rope_type": "default", "mrope_section": [2, 1, 1]})
+    vision = dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=4, out_hidden_size=32,
+                  patch_size=4, spatial_merge_size=2, temporal_patch_size=2,
+                  num_position_embeddings=16, deepstack_visual_indexes=[0])
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(
+        text_config=text, vision_config=vision, image_token_id=150, vision_start_token_id=151,
+        vision_end_token_id=152, video_token_id=153, attn_implementation="eager"))
+
+def sample():
+    ids = torch.tensor([5, 151, 150, 150, 150, 150, 152, *torch.randint(1, 100, (3,)).tolist()])
+    return dict(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids),
+                mm_token_type_ids=(ids == 150).int(), pixel_values=torch.randn(16, 3 * 2 * 4 * 4),
+                image_grid_thw=torch.tensor([[1, 4, 4]]))
+
+def collate(samples):
+    joined = ("pixel_values", "image_grid_thw")
+    return {k: (torch.cat if k in joined else torch.stack)([s[k] for s in samples])
+            for k in samples[0]}
+"""
 SGD = "torch.optim.SGD(model.parameters(), lr=0.05)"
 
 

@@ -12,37 +12,24 @@ from typing import Any
 
 import pytest
 import torch
-from tests.observe.inject.cured import Plan, RunCured, job
+from tests.observe.inject.cured import TINY_QWEN, Plan, RunCured, job
 from torch import nn
 
 from _brim_hooks import (  # isort: skip
     cure_attention, cure_model, cure_precision, cure_recompute,
 )  # fmt: skip
 
-# A tiny Qwen3-VL with its vision tower; one batch of one image and a few tokens.
-QWEN = """
-import json, os, sys, torch
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+QWEN = (
+    TINY_QWEN
+    + """
+import json
 
 def main():
     torch.manual_seed(0)
-    text = dict(vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-                rope_scaling={{"rope_type": "default", "mrope_section": [2, 1, 1]}})
-    vision = dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=4, out_hidden_size=32,
-                  patch_size=4, spatial_merge_size=2, temporal_patch_size=2,
-                  num_position_embeddings=16, deepstack_visual_indexes=[0])
-    config = Qwen3VLConfig(text_config=text, vision_config=vision, image_token_id=150,
-                           vision_start_token_id=151, vision_end_token_id=152,
-                           video_token_id=153, attn_implementation="eager")
-    model = Qwen3VLForConditionalGeneration(config).train()
+    model = make_model().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     {setup}
-    ids = torch.tensor([[5, 151, 150, 150, 150, 150, 152, 7, 8, 9]])
-    batch = dict(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids),
-                 mm_token_type_ids=(ids == 150).int(),
-                 pixel_values=torch.randn(16, 3 * 2 * 4 * 4),
-                 image_grid_thw=torch.tensor([[1, 4, 4]]))
+    batch = collate([sample()])
     losses = []
     for n in range(6):
         loss = model(**batch).loss
@@ -50,17 +37,18 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    print(json.dumps({{"losses": losses, "attention": sorted(
-        {{str(m.config._attn_implementation) for m in model.modules() if hasattr(m, "config")}})}}))
+    print(json.dumps(dict(losses=losses, attention=sorted(
+        set(str(m.config._attn_implementation) for m in model.modules() if hasattr(m, "config"))))))
 
 main()
 """
+)
 
 
 def test_a_qwen3_vl_gets_sdpa_a_product_for_its_patches_and_no_recomputation(
     cured: RunCured,
 ) -> None:
-    code = QWEN.format(setup="model.gradient_checkpointing_enable()")
+    code = QWEN.replace("{setup}", "model.gradient_checkpointing_enable()")
     plain = cured(code, {})
     settings = {
         "attention.implementation": "sdpa", "patch_embedding.matmul": True, "recompute": "none",
@@ -439,7 +427,7 @@ def test_ligers_kernels_go_into_models_that_it_knows(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_qwen3_vl_on_a_device_gets_tf32_its_back_end_and_liger(cured: RunCured) -> None:
-    code = QWEN.format(setup="model.cuda()").replace("**batch)", "**{k: v.cuda() for k, v in batch.items()})")  # fmt: skip  # noqa: E501
+    code = QWEN.replace("{setup}", "model.cuda()").replace("**batch)", "**{k: v.cuda() for k, v in batch.items()})")  # fmt: skip  # noqa: E501
     plain = cured(code, {})
     settings = {
         "attention.implementation": "sdpa", "attention.sdpa": "efficient", "liger": True,

@@ -70,6 +70,8 @@ class Run:
         )
         self.step = TrainStep(self.model, optimizer, parallel=parallel)
         self.checkpoints = Checkpoints(folder, ranks=ranks)
+        self.begun: list[float] = []
+        """Seconds for which each save held the host."""
 
     def prepare(self) -> None:
         self.checkpoints.prepare(self.model, self.step.optimizer, self.step.scale)
@@ -81,9 +83,11 @@ class Run:
         for number in range(count):
             self.step([row], 1e-6)
             if save and number == 0:
+                before = time.perf_counter()
                 self.checkpoints.start(
                     done, self.model, self.step.optimizer, self.step.scale, {"benchmark": True}
                 )
+                self.begun.append(time.perf_counter() - before)
             self.checkpoints.progress()
         self._wait()
         return time.perf_counter() - began
@@ -160,6 +164,7 @@ def main() -> None:
         "stall_share": round(ratio - 1, 4),
         "stall_s": round((ratio - 1) * statistics.median(plain), 4),
         "spread": [round(s / p - 1, 4) for s, p in zip(saving, plain, strict=True)],
+        "begin_s": round(statistics.median(run.begun), 4),
         "prepare_s": round(prepared, 3),
         "wait_after_s": round(statistics.median(written), 3),
     }  # fmt: skip

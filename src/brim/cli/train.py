@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.cli import dry_run
-from brim.errors import GOOD, WRONG_USAGE, BrimError, UsageError
+from brim.errors import GOOD, WRONG_USAGE, BrimError, InputError, UsageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+    from brim.train.config import Config
     from brim.train.loop import Progress
     from brim.train.parallel.ranks import Ranks
     from brim.train.session import Session
@@ -38,7 +39,12 @@ class Command:
         parser.add_argument(
             "--print-config", action="store_true", help="print every field as it will be and stop"
         )
-
+        parser.add_argument(
+            "--export",
+            type=Path,
+            metavar="FOLDER",
+            help="make a Hugging Face model of the newest checkpoint and stop",
+        )
         dry_run.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -54,6 +60,8 @@ class Command:
             return GOOD
         if args.dry_run:
             return dry_run.dry_run(config, args)
+        if args.export:
+            return _export(config, args.export)
         from brim.train.parallel.ranks import join
         from brim.train.session import start
         from brim.train.signals import exit_code
@@ -73,6 +81,24 @@ class Command:
             _account(session.trainer.records.folder)
         ranks.leave()
         return exit_code(finished=finished)
+
+
+def _export(config: Config, folder: Path) -> int:
+    """On any machine that holds the model in memory once, whatever ranks trained it."""
+    from brim.model.weights import fetch
+    from brim.train.saving import folders
+    from brim.train.saving.export import export
+
+    checkpoints = Path(config.output_dir) / "checkpoints"
+    newest = folders.newest(checkpoints)
+    if newest is None:
+        raise InputError(f"{checkpoints} holds no whole checkpoint")
+    source = config.model.path or config.model.processor
+    export(
+        newest, folder, companions=fetch(source, config.model.revision or None) if source else None
+    )
+    print(f"{newest.name} is in {folder}")
+    return GOOD
 
 
 @contextmanager

@@ -296,7 +296,7 @@ CASES: tuple[Case, ...] = (
         id="Z091-blocks",
         script="compressed_blocks.py",
         source="huggingface/datasets#1755",
-        why="samples drawn at random from compressed blocks: each unpacks 31 others",
+        why="samples drawn at random from compressed blocks: each unpacks 63 others",
         arms=(Arm(name="faulty", cause="input.decode"), KEEPS_UP),
         pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.3, steps=(5, 45)),),
     ),

@@ -1,4 +1,4 @@
-"""Samples lie in compressed blocks of 32; they are drawn one by one, or block by block."""
+"""Samples lie in compressed blocks of 64; they are drawn one by one, or block by block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from _parts import Classifier, arguments, photograph
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-BLOCK, SIDE = 32, 128
+BLOCK, SIDE = 64, 128
 BYTES = SIDE * SIDE * 3
 
 
@@ -61,13 +61,13 @@ def batches(blocks: int, count: int, *, whole: bool) -> Iterator[list[int]]:
 def main() -> None:
     args = arguments("faulty", "fixed")
     torch.set_num_threads(1)
-    paths = write(args.data / "blocks", 24)
+    paths = write(args.data / f"blocks-{BLOCK}", 16)
     order = list(batches(len(paths), args.steps or 200, whole=args.arm == "fixed"))
     loader = DataLoader(Blocks(paths), batch_sampler=order, num_workers=2)
     model = Classifier(width=8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step, images in enumerate(loader):
-        time.sleep(0.03)  # the backbone runs on a device that this host stands for
+        time.sleep(0.02)  # the backbone runs on a device that this host stands for
         loss = model(images).logsumexp(-1).mean()
         optimizer.zero_grad()
         loss.backward()

@@ -207,7 +207,8 @@ def build(
     where = world_of(ranks, args.rows)
     choice = decide(config, Needs(config, model, row), where, together=ranks.together)
     bucket = config.parallel.ddp_bucket_cap_mb
-    traffic = of_step(model, choice, ranks.world, args.rows, bucket_mb=bucket)
+    each_row = config.parallel.gradient_sync == "row"
+    traffic = of_step(model, choice, ranks.world, args.rows, bucket_mb=bucket, each_row=each_row)
     parallel = share(config, model, row, args.rows, ranks, said.append)
     step = TrainStep(model, optimizer_of(config.optimizer, model, 0), parallel=parallel)
     return step, batch, traffic

@@ -98,6 +98,8 @@ def test_gradients_of_copies_are_sent_once_a_step_whatever_its_rows() -> None:
     model, choice = tiny.model(), chosen(FORMS["ddp"], 8, 8)
     one, many = of_step(model, choice, 8, 1), of_step(model, choice, 8, 16)
     assert one == many
+    always = of_step(model, choice, 8, 16, each_row=True)
+    assert always[0].calls == 1 + 16 * (one[0].calls - 1)
     assert sum(t.bytes for t in one) == 80 + sum(p.numel() * 4 for p in model.parameters())
 
 

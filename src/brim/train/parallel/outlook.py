@@ -131,7 +131,14 @@ class Prospect:
             world=world,
             rows=rows,
             option=option,
-            traffic=of_step(self.model, choice, world, rows, bucket_mb=bucket),
+            traffic=of_step(
+                self.model,
+                choice,
+                world,
+                rows,
+                bucket_mb=bucket,
+                each_row=self.config.parallel.gradient_sync == "row",
+            ),
             forecast=self._forecast(option.value, world, rows),
             # copies meet once a step, shards at every block
             waiting=balance.micro_step if choice.sharded else balance.step,

@@ -100,13 +100,27 @@ class Count(TorchDispatchMode):
 
 
 def of_step(
-    model: Qwen3VL, choice: Parallelism, world: int, rows: int, *, bucket_mb: int = 25
+    model: Qwen3VL,
+    choice: Parallelism,
+    world: int,
+    rows: int,
+    *,
+    bucket_mb: int = 25,
+    each_row: bool = False,
 ) -> list[Traffic]:
-    """From sizes alone; ``model`` before it is wrapped, its tower in use in every row."""
+    """From sizes alone; ``model`` before it is wrapped, its tower in use in every row.
+
+    ``each_row``: copies reduce their gradients after every row.
+    """
     found = [Traffic(kind="all-reduce", ranks=world, calls=1, bytes=SUMS)]
     if choice.data.value == "ddp":
         sizes = buckets(model, bucket_mb)
-        found.append(Traffic(kind="all-reduce", ranks=world, calls=len(sizes), bytes=sum(sizes)))
+        times = rows if each_row else 1
+        found.append(
+            Traffic(
+                kind="all-reduce", ranks=world, calls=times * len(sizes), bytes=times * sum(sizes)
+            )
+        )
     elif choice.sharded:
         found += _shards(model, choice, world, rows)
     return merged(found if world > 1 else [])

@@ -13,28 +13,42 @@ import os
 import runpy
 import socket
 import sys
+import time
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 AT_ONCE = 2
+LONGEST_S = 45.0
+"""Of one script.  A fork of a process with threads may hang, so one that takes longer is run once
+more before it counts as failed."""
 
 
 def main() -> int:
     warm_up()
     data, waiting = Path(sys.argv[1]), [job.split(":") for job in sys.argv[2:]]
     running: dict[str, list[BaseProcess]] = {}
+    since: dict[str, float] = {}
+    again: set[str] = set()
     failed: dict[str, str] = {}
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
             script, arm, ranks = waiting.pop(0)
             running[script] = start(data, script, arm, int(ranks), steps=3)
+            since[script] = time.monotonic()
         wait([process.sentinel for ranks_ in running.values() for process in ranks_], timeout=1)
         for script in [name for name, ranks_ in running.items() if _ended(ranks_)]:
             codes = [process.exitcode for process in running.pop(script)]
             if any(codes):
                 failed[script] = f"exit codes {codes}: {(data / f'{script}.err').read_text()}"
+        for script in [name for name in running if time.monotonic() - since[name] > LONGEST_S]:
+            _kill(running.pop(script))
+            if script in again:
+                failed[script] = f"did not end within {LONGEST_S:g} s, twice"
+            else:
+                again.add(script)
+                waiting.append(next(job.split(":") for job in sys.argv[2:] if job.startswith(f"{script}:")))
     print(json.dumps(failed))
     return 1 if failed else 0
 
@@ -59,6 +73,12 @@ def start(data: Path, script: str, arm: str, ranks: int, steps: int) -> list[Bas
     for process in processes:
         process.start()
     return [*processes]
+
+
+def _kill(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
+        process.join()
 
 
 def _ended(processes: list[BaseProcess]) -> bool:

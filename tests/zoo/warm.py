@@ -48,7 +48,8 @@ def main() -> int:
                 failed[script] = f"did not end within {LONGEST_S:g} s, twice"
             else:
                 again.add(script)
-                waiting.append(next(job.split(":") for job in sys.argv[2:] if job.startswith(f"{script}:")))
+                jobs = (job.split(":") for job in sys.argv[2:])
+                waiting.append(next(job for job in jobs if job[0] == script))
     print(json.dumps(failed))
     return 1 if failed else 0
 

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from tests.kernels import run_kernel
 
 from brim.train import eightbit
 from brim.train.adamw import AdamW, gradient_norm
@@ -194,23 +191,12 @@ print("equal")
 """
 
 
-def _kernel(device: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL, device],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout + done.stderr
-
-
 def test_the_triton_kernel_in_the_interpreter_equals_the_reference() -> None:
     pytest.importorskip("triton")
-    assert "equal" in _kernel("cpu", TRITON_INTERPRET="1")
+    assert "equal" in run_kernel(KERNEL, "cpu", TRITON_INTERPRET="1")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_triton_kernel_on_a_gpu_equals_the_reference() -> None:
-    assert "equal" in _kernel("cuda")
+    assert "equal" in run_kernel(KERNEL, "cuda")

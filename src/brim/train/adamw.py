@@ -15,11 +15,17 @@ from typing import Any, Protocol
 import torch
 
 from brim.train import eightbit
+from brim.train.arithmetic import (
+    CLIP,
+    CORRECTION_1,
+    CORRECTION_2,
+    UPDATE,
+    noise_of,
+    replace,
+    stepped,
+)
 from brim.train.parallel.shards import first_element, local
 from brim.train.rounding import hashed, stochastic_bfloat16
-
-CLIP, UPDATE, CORRECTION_1, CORRECTION_2 = range(4)
-"""Places in the control tensor."""
 
 
 class Update(Protocol):
@@ -64,34 +70,22 @@ def reference_update(
     round_weight: bool,
 ) -> None:
     """Any device, torch operators only."""
-    clip, update, correction_1, correction_2 = control.unbind()
-    g = grad.float() * clip
-    m, v = mean.float(), square.float()
-    m = m + (1 - betas[0]) * (g - m)
-    v = v + (1 - betas[1]) * (g * g - v)
-    w = (weight if master is None else master).float()
-    w = w - lr * decay * w - lr * (m / correction_1 / ((v / correction_2).sqrt() + eps))
+    update = control[UPDATE]
+    w, m, v = stepped(
+        weight if master is None else master, grad, mean.float(), square.float(), control,
+        lr=lr, decay=decay, betas=betas, eps=eps,
+    )  # fmt: skip
     if master is not None:
-        _replace(master, w, update)
+        replace(master, w, update)
     if round_weight or mean.dtype is torch.bfloat16:
-        noise = _noise(weight, seed, first)
+        noise = noise_of(weight, seed, first)
         if round_weight:
             w = stochastic_bfloat16(w, noise & 0xFFFF)
         if mean.dtype is torch.bfloat16:
             m = stochastic_bfloat16(m, noise >> 16)
             v = stochastic_bfloat16(v, hashed(noise, 0) & 0xFFFF)
     for target, value in ((weight, w), (mean, m), (square, v)):
-        _replace(target, value, update)
-
-
-def _noise(like: torch.Tensor, seed: int, first: int) -> torch.Tensor:
-    elements = torch.arange(first, first + like.numel(), device=like.device)
-    return hashed(elements, seed).view(like.shape)
-
-
-def _replace(target: torch.Tensor, value: torch.Tensor, update: torch.Tensor) -> None:
-    # where, not a product: a skipped update may hold NaN
-    target.copy_(torch.where(update != 0, value.to(target.dtype), target))
+        replace(target, value, update)
 
 
 def best_update(device: torch.device) -> Update:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import torch
 
+from brim.train.arithmetic import UPDATE, noise_of, replace, stepped
 from brim.train.rounding import hashed, stochastic_bfloat16
 
 BLOCK = 256
@@ -79,29 +80,26 @@ def reference_update(
     round_weight: bool,
 ) -> None:
     """One matrix's update in place, any device; see :class:`brim.train.adamw.Update`."""
-    clip, update, correction_1, correction_2 = control.unbind()
-    g = grad.float() * clip
-    m = decode(mean, mean_scale, signed=True)
-    v = decode(square, square_scale, signed=False)
-    m = m + (1 - betas[0]) * (g - m)
-    v = v + (1 - betas[1]) * (g * g - v)
-    w = (weight if master is None else master).float()
-    w = w - lr * decay * w - lr * (m / correction_1 / ((v / correction_2).sqrt() + eps))
-    elements = torch.arange(first, first + weight.numel(), device=weight.device)
-    noise = hashed(elements, seed).view(weight.shape)
+    update = control[UPDATE]
+    w, m, v = stepped(
+        weight if master is None else master, grad, decode(mean, mean_scale, signed=True),
+        decode(square, square_scale, signed=False), control,
+        lr=lr, decay=decay, betas=betas, eps=eps,
+    )  # fmt: skip
+    noise = noise_of(weight, seed, first)
     again = hashed(noise, 0)
     if master is not None:
-        _replace(master, w, update)
+        replace(master, w, update)
     if round_weight:
         w = stochastic_bfloat16(w, noise & 0xFFFF)
-    _replace(weight, w, update)
+    replace(weight, w, update)
     for codes, scale, value, bits, signed in (
         (mean, mean_scale, m, again, True),
         (square, square_scale, v, hashed(again, 0), False),
     ):
         new_codes, new_scale = encode(value, bits & ((1 << CUT) - 1), signed=signed)
-        _replace(codes, new_codes, update)
-        _replace(scale, new_scale, update)
+        replace(codes, new_codes, update)
+        replace(scale, new_scale, update)
 
 
 def decode(codes: torch.Tensor, scale: torch.Tensor, *, signed: bool) -> torch.Tensor:
@@ -151,8 +149,3 @@ def _scales(values: torch.Tensor) -> torch.Tensor:
 
 def _spread(scale: torch.Tensor, columns: int) -> torch.Tensor:
     return scale.repeat_interleave(BLOCK, dim=1)[:, :columns]
-
-
-def _replace(target: torch.Tensor, value: torch.Tensor, update: torch.Tensor) -> None:
-    # where, not a product: a skipped update may hold NaN
-    target.copy_(torch.where(update != 0, value.to(target.dtype), target))

@@ -10,7 +10,8 @@ from tests.train.parallel import tiny
 from tests.train.parallel.processes import on_ranks
 
 from brim.model.qwen3vl import Recompute
-from brim.train.adamw import CLIP, AdamW
+from brim.train.adamw import AdamW
+from brim.train.arithmetic import CLIP
 from brim.train.config import ParallelTable
 from brim.train.parallel.choose import World, choose
 from brim.train.parallel.ranks import Ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from case import Arm, Case, Pair
+from styles import STYLES
 
 NO_CORE_LEFT = (
     "the fixed arm's two workers just keep up on two free cores; where the cores are shared with "
@@ -626,4 +627,5 @@ CASES: tuple[Case, ...] = (
             for name in ("adversarial", "by-hand", "plain", "recurrent", "varied")
         ),
     ),
+    *STYLES,
 )

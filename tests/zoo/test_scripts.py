@@ -5,48 +5,48 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cases import CASES
 from runner import SCRIPTS
+from tests.forks import Forks
 
 from brim.diagnose.causes import CAUSES
 
 # One arm of each script: the arms differ in numbers, and the verdict runs exercise them all.
 FIRST = {case.script: (case, case.arms[0]) for case in reversed(CASES)}
-# 600 collectives a step between two forks starve on cores that other tests use; its verdict runs
-# start it anew.
-NOT_FORKED = {"ddp_layers.py"}
+MODULES = ("torch", "transformers.trainer", "transformers.models.qwen3_vl.modeling_qwen3_vl")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_each_script_ends_with_code_0_after_three_steps(tmp_path: Path) -> None:
-    jobs = [
-        f"{script}:{arm.name}:{case.ranks}"
-        for script, (case, arm) in FIRST.items()
-        if script not in NOT_FORKED
-    ]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS.parent / "warm.py"), str(tmp_path), *jobs],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=tmp_path,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs and arrays are made once for all scripts."""
+    return tmp_path_factory.mktemp("scripts")
 
 
-@pytest.mark.slow
+def _run(forks: Callable[..., Forks], argv: list[str], cwd: Path, ranks: int = 1) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for done in forks(*MODULES).run(argv, cwd=cwd, env=env, ranks=ranks):
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("script", sorted(FIRST))
+def test_a_script_ends_with_code_0_after_three_steps(
+    script: str, forks: Callable[..., Forks], data: Path
+) -> None:
+    case, arm = FIRST[script]
+    options = ["--arm", arm.name, "--data", str(data), "--steps", "3"]
+    _run(forks, [str(SCRIPTS / script), *options], data, case.ranks)
+
+
 @pytest.mark.parametrize("script", ["mixture.py", "patch_tower.py", "vlm_padded.py"])
-def test_scripts_for_a_gpu_train_a_few_tiny_steps_on_the_cpu(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS.parent / "gpu_scripts" / script), "--tiny"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_scripts_for_a_gpu_train_a_few_tiny_steps_on_the_cpu(
+    script: str, forks: Callable[..., Forks], tmp_path: Path
+) -> None:
+    _run(forks, [str(SCRIPTS.parent / "gpu_scripts" / script), "--tiny"], tmp_path)
 
 
 def test_every_script_stands_in_the_table_and_the_other_way_round() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forks import Forks
 from tests.observe.inject.cured import Cured, Plan, RunCured
 
 from brim.observe.launch import INJECT
@@ -21,6 +22,7 @@ from brim.record.steps import read_process
 sys.path.append(str(INJECT))
 
 Hooked = Callable[..., subprocess.CompletedProcess[str]]
+QWEN_MODULES = ("transformers.models.qwen3_vl.modeling_qwen3_vl", "transformers.trainer")
 
 
 @pytest.fixture
@@ -39,19 +41,29 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def hooked(tmp_path: Path) -> Hooked:
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+def _environment(runs: Path, **more: str) -> dict[str, str]:
+    paths = [str(INJECT), *filter(None, [more.pop("PYTHONPATH", "")])]
+    return {
+        **os.environ, "OMP_NUM_THREADS": "1", "BRIM_RUN_DIR": str(runs), "BRIM_DEBUG": "1", **more,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def hooked(tmp_path: Path, runs: Path) -> Hooked:
     """Run Python code (or ``argv``) in a process with the hooks in it; records go to ``runs``."""
-    runs = tmp_path / "runs"
-    runs.mkdir()
 
     def run(
         code: str = "", *, argv: list[str] | None = None, python: str = sys.executable, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        paths = [str(INJECT), *filter(None, [env.pop("PYTHONPATH", "")])]
         return subprocess.run(
-            [python, *(argv or ["-c", code])],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "BRIM_RUN_DIR": str(runs),
-                 "BRIM_DEBUG": "1", **env, "PYTHONPATH": os.pathsep.join(paths)},
+            [python, *(argv or ["-c", code])], env=_environment(runs, **env),
             capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
         )  # fmt: skip
 
@@ -59,31 +71,46 @@ def hooked(tmp_path: Path) -> Hooked:
 
 
 @pytest.fixture
-def cured(hooked: Hooked, tmp_path: Path) -> RunCured:
-    """Run a script under settings: what became of the knobs, and what it printed."""
+def cured(forks: Callable[..., Forks], tmp_path: Path, runs: Path) -> RunCured:
+    """Run a script under settings: what became of the knobs, and what each rank printed.
+
+    Its ranks, started as torchrun starts them, have torch imported when the hooks come; how they
+    come before it is for the tests of whole jobs.
+    """
 
     def run(
         code: str, settings: dict[str, Any], *, alternate: dict[str, Any] | None = None,
-        argv: list[str] | None = None, order: str | None = None, **env: str,
+        ranks: int = 1, order: str | None = None, **env: str,
     ) -> Cured:  # fmt: skip
-        runs, path = tmp_path / "runs", tmp_path / "cured_job.py"
         shutil.rmtree(runs)
         runs.mkdir()
-        path.write_text(code)
+        (tmp_path / "job.py").write_text(code)
         if order is None:
             order = json.dumps({"settings": settings, "alternate": alternate or {}})
-        done = hooked(argv=[*(argv or []), str(path)], BRIM_APPLY=order, **env)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        applied = read_applied(runs / "applied.rank0.jsonl")
+        server = forks(*(QWEN_MODULES if "transformers" in code else ("torch",)))
+        done = server.run(
+            [str(tmp_path / "job.py")], cwd=tmp_path, ranks=ranks,
+            env=_environment(runs, BRIM_APPLY=order, **env),
+        )  # fmt: skip
+        applied = [read_applied(runs / f"applied.rank{rank}.jsonl") for rank in range(ranks)]
+        said = [_said(rank.stdout) for rank in done]
         found = [read_process(p) for p in sorted(runs.glob("steps.*.jsonl"))]
         return Cured(
-            knobs=applied.knobs, error=applied.error,
-            said=json.loads(lines[-1]) if lines else {},
+            knobs=applied[0].knobs, error=applied[0].error, said=said[0],
+            ranks=[(one.knobs, words) for one, words in zip(applied, said, strict=True)],
             processes=[p for p in found if p is not None],
-            code=done.returncode, stderr=done.stderr,
+            code=next((rank.returncode for rank in done if rank.returncode), 0),
+            stderr="".join(rank.stderr for rank in done),
         )  # fmt: skip
 
     return run
+
+
+def _said(text: str) -> dict[str, Any]:
+    """The object that was printed last; empty when there is none."""
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    said: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    return said
 
 
 @pytest.fixture

@@ -91,7 +91,9 @@ class Cured:
 
     knobs: dict[str, Knob]
     said: dict[str, Any]
-    """The object that it printed last."""
+    """The object that it printed last; rank 0's."""
+    ranks: list[tuple[dict[str, Knob], dict[str, Any]]]
+    """The same two of every rank."""
     processes: list[Process]
     error: Error | None
     code: int

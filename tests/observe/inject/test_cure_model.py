@@ -84,8 +84,11 @@ def test_the_product_has_the_convolutions_values_and_gradients(
         torch.testing.assert_close(out, wanted)
     out.square().sum().backward()
     wanted.square().sum().backward()
-    assert conv.weight.grad is not None
-    torch.testing.assert_close(conv.weight.grad, reference.weight.grad)
+    assert conv.weight.grad is not None and reference.weight.grad is not None
+    largest = float(reference.weight.grad.abs().max())  # sums of ten: rounding is that of terms
+    torch.testing.assert_close(
+        conv.weight.grad, reference.weight.grad, rtol=0, atol=4 * torch.finfo(dtype).eps * largest
+    )
     assert plan.states["patch_embedding.matmul"][0] == "applied"
 
 

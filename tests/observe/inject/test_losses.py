@@ -80,13 +80,12 @@ def test_what_is_no_single_number_is_no_loss(recorder: object, tmp_path: Path) -
     from _brim_hooks import losses
     from _brim_hooks import recorder as _r
 
-    _r.options["losses"] = True
     rec = _r.recorder()
     assert rec is not None
-    losses.keep((torch.ones(3),))
-    losses.keep(())
-    losses.keep((torch.tensor(2.5),))
-    losses.keep(([torch.tensor(0.5)],))
+    losses.keep(rec, (torch.ones(3),))
+    losses.keep(rec, ())
+    losses.keep(rec, (torch.tensor(2.5),))
+    losses.keep(rec, ([torch.tensor(0.5)],))
     losses.write(_r.Appender(f"losses.rank0.{os.getpid()}.jsonl"))
     (path,) = tmp_path.glob("losses.*")
     (line,) = [json.loads(line) for _, line in read_lines(path)]

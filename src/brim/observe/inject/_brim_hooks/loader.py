@@ -22,7 +22,7 @@ def _outermost() -> Recorder | None:
         return None
     if _worker_pids and os.getpid() in _worker_pids:
         return None
-    rec = _r.recorder()
+    rec = _r.current or _r.recorder()
     return rec if rec is not None and rec.mine() else None
 
 
@@ -104,10 +104,11 @@ def _received(rec: Recorder, ready: int | None, batch: Any) -> None:
     rec.loaded = True
     if ready is not None:
         rec.add("ready", ready)
-    t = now()
-    batches.received(rec, batch)
-    rec.add("own", now() - t)
-    if not any(name.startswith("opt") for name in rec.clocks):
+    if rec.batches_seen < batches.MOST:
+        t = now()
+        batches.received(rec, batch)
+        rec.add("own", now() - t)
+    if not rec.paced:
         rec.tick("loader")
         window.after_step(rec)
 

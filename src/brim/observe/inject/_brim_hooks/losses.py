@@ -15,11 +15,9 @@ MOST = 4096  # values; a device keeps 512 bytes for each
 _kept: list[tuple[int, Any]] = []
 
 
-@_r.guarded
-def keep(arguments: tuple[Any, ...]) -> None:
+def keep(rec: _r.Recorder, arguments: tuple[Any, ...]) -> None:
     """Of ``torch.autograd.backward(tensors, …)``: what is no single number is no loss."""
-    rec = _r.current
-    if rec is None or not rec.mine() or not _r.options.get("losses") or len(_kept) >= MOST:
+    if len(_kept) >= MOST:
         return
     given: Any = arguments[0] if arguments else None
     single = isinstance(given, (tuple, list)) and len(given) == 1

@@ -166,6 +166,7 @@ class Recorder:
         self.writing = threading.Lock()
         self.n = 0
         self.clocks: dict[str, int] = {}  # what ticks -> how often it has
+        self.paced = False  # an optimizer gives the rhythm
         self.phase = ""
         self.backwards = 0
         self.batches_seen = 0
@@ -212,13 +213,8 @@ class Recorder:
         cpu, delay = self.cpu(), None
         if t - self.delay_at >= DELAY_EVERY:  # a read is a tenth of what a short step costs
             delay, self.delay_at = self.delay.read(), t
-        record = {
-            "n": self.n,
-            "t": t,
-            "wall": t - self.last,
-            "clock": clock,
-            "cpu": cpu - self.last_cpu,
-        }
+        record: dict[str, Any] = {"n": self.n, "t": t, "wall": t - self.last}
+        record.update(clock=clock, cpu=cpu - self.last_cpu)
         if delay is not None:
             if self.last_delay is not None:
                 record["run_delay"] = delay - self.last_delay

@@ -22,12 +22,16 @@ _described: dict[int, dict[str, Any]] = {}
 
 
 def timed(
-    name: str, phase: str, *, starts: bool = False
+    name: str,
+    phase: str,
+    *,
+    starts: bool = False,
+    after: Callable[[_r.Recorder, tuple[Any, ...]], None] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Wrap a function: its seconds on the training thread go to the sum ``name``.
 
     ``starts``: a call is a sign of training, and makes the recorder.  Nested calls of functions
-    with the same name count once.
+    with the same name count once.  ``after`` gets the recorder and the call's arguments.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +41,7 @@ def timed(
         def call(*args: Any, **kwargs: Any) -> Any:
             if _r.off or getattr(depth, "inside", False) or _compiling():
                 return original(*args, **kwargs)
-            rec = _r.recorder() if starts else _r.current
+            rec = _r.current or (_r.recorder() if starts else None)
             if rec is None or not rec.mine():
                 return original(*args, **kwargs)
             depth.inside, outer, t = True, rec.phase, now()
@@ -46,7 +50,7 @@ def timed(
                 return original(*args, **kwargs)
             finally:
                 depth.inside, rec.phase = False, outer
-                _took(rec, name, now() - t)
+                _took(rec, name, now() - t, after, args)
 
         return call
 
@@ -54,9 +58,11 @@ def timed(
 
 
 @_r.guarded
-def _took(rec: _r.Recorder, name: str, seconds: float) -> None:
+def _took(rec: _r.Recorder, name: str, seconds: float, after: Any, args: tuple[Any, ...]) -> None:
     rec.add(name, seconds)
     rec.add(name + "_n", 1)
+    if after is not None:
+        after(rec, args)
 
 
 def _compiling() -> bool:
@@ -76,7 +82,7 @@ class _Optimizers:
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        rec = _r.recorder()
+        rec = _r.current or _r.recorder()
         if rec is None:
             return
         if id(optimizer) in self.open:
@@ -104,6 +110,7 @@ class _Optimizers:
         name = self.names.setdefault(id(optimizer), "opt%d" % len(self.names))
         if len(self.names) > CLOCKS and name != "opt0":
             return  # an optimizer a parameter: the first one gives the rhythm
+        rec.paced = True
         rec.tick(name)
         window.after_step(rec)
 
@@ -126,25 +133,15 @@ def patch_optimizer(module: Any) -> None:
 
 
 def patch_backward(module: Any) -> None:
-    inner = timed("backward", "backward", starts=True)(module.backward)
-
-    @functools.wraps(module.backward)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        losses.keep(args)
-        try:
-            return inner(*args, **kwargs)
-        finally:
-            _after_backward()
-
-    module.backward = backward
+    wrap = timed("backward", "backward", starts=True, after=_after_backward)
+    module.backward = wrap(module.backward)
 
 
-@_r.guarded
-def _after_backward() -> None:
-    rec = _r.current
-    if rec is None or not rec.mine():
-        return
+def _after_backward(rec: _r.Recorder, args: tuple[Any, ...]) -> None:
+    """``args`` of ``torch.autograd.backward(tensors, …)``."""
     rec.backwards += 1
+    if _r.options.get("losses"):
+        losses.keep(rec, args)
     if sys.modules["torch"].is_anomaly_enabled():
         rec.sums["debug"] = ["torch.autograd.detect_anomaly"]
     for module in list(_data_parallel) if _distributes else ():
@@ -152,7 +149,7 @@ def _after_backward() -> None:
         if rec.backwards in (1, REBUILT):
             _described[id(module)] = _describe(module)
             rec.sums["ddp"] = data_parallel()
-    if not rec.clocks or set(rec.clocks) == {"backward"}:
+    if not rec.paced and rec.clocks.keys() <= {"backward"}:
         rec.tick("backward")  # until an optimizer or a loader gives the rhythm
         window.after_step(rec)
 

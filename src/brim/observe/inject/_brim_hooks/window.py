@@ -23,6 +23,9 @@ class _Plan:
 
     def __init__(self) -> None:
         self.first = now()
+        self.wanted = _r.options.get("steps", 100) + _r.options.get("warmup", EXTRA)
+        self.least_s = _r.options.get("least_s", 20.0)
+        self.most_s = _r.options.get("most_s", 900.0)
         self.profiler: Any = None
         self.profiled = 0
         self.profile_done = False
@@ -30,6 +33,13 @@ class _Plan:
         self.probed = 0
         self.probe_done = False
         self.debug: list[str] = []
+
+    def measured(self, steps: int, elapsed: float) -> bool:
+        """Enough steps, over enough time to see what comes once in a while."""
+        if steps >= self.wanted and elapsed >= self.least_s:
+            return True
+        few = steps >= min(self.wanted, 30) and elapsed >= 120.0
+        return few or elapsed >= self.most_s
 
 
 def after_step(rec: Recorder) -> None:
@@ -48,10 +58,12 @@ def _after_step(rec: Recorder) -> None:
         leave(rec, "records could not be written")
         return
     steps = max(rec.clocks.values())
-    elapsed = now() - plan.first
-    if _profiling(rec, plan, steps, elapsed) or _probing(rec, plan, steps):
+    elapsed = rec.last - plan.first
+    if not plan.profile_done and _profiling(rec, plan, steps, elapsed):
         return
-    if _measured(steps, elapsed):
+    if _probing(rec, plan, steps):
+        return
+    if plan.measured(steps, elapsed):
         from _brim_hooks import transfers
 
         transfers.disarm()
@@ -80,17 +92,6 @@ def _arm_reads() -> None:
     transfers.arm()
 
 
-def _measured(steps: int, elapsed: float) -> bool:
-    """Enough steps, over enough time to see what comes once in a while."""
-    wanted = _r.options.get("steps", 100) + _r.options.get("warmup", EXTRA)
-    least = _r.options.get("least_s", 20.0)
-    if steps >= wanted and elapsed >= least:
-        return True
-    return (steps >= min(wanted, 30) and elapsed >= 120.0) or elapsed >= _r.options.get(
-        "most_s", 900.0
-    )
-
-
 def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
     """Debug modes cost what the same steps take less without them: switch them off for a few."""
     if plan.probe is not None:
@@ -116,8 +117,6 @@ def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
 
 def _profiling(rec: Recorder, plan: _Plan, steps: int, elapsed: float) -> bool:
     """One short torch.profiler window on CUDA devices, early enough for short runs."""
-    if plan.profile_done:
-        return False
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         plan.profile_done = steps > 4 * STEADY_AFTER  # a job on the CPU

@@ -1,0 +1,199 @@
+"""Python scripts as processes of their own, without the seconds that imports take.
+
+A server imports torch (and more, when asked) once; each script is a fork of it that puts on its
+environment, working directory and path, runs the ``sitecustomize`` of its ``PYTHONPATH`` as any
+interpreter does at its start, becomes ``__main__``, and ends as an interpreter ends.  For tests
+whose point is what a script does; how Python starts is tested with Python.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What a fork becomes."""
+
+    argv: Sequence[str]
+    """The script's path and its arguments."""
+    cwd: Path
+    env: Mapping[str, str]
+    out: Path
+    """Standard output goes into this file."""
+    err: Path
+
+
+class Forks:
+    """The server's other end; not for several threads."""
+
+    def __init__(self, *modules: str) -> None:
+        """``modules``: what every script finds imported."""
+        self._server, end = Pipe()
+        # what a library starts when it is imported is lost in a fork: no threads, but the one
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        env.pop("PYTHONPATH", None)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(end.fileno()), *modules], env=env,
+            pass_fds=[end.fileno()], start_new_session=True,
+        )  # fmt: skip
+        end.close()
+        self._codes: dict[int, int] = {}
+
+    def start(self, script: Script) -> int:
+        """The script's process id; it leads a process group of its own."""
+        self._server.send(script)
+        return self._told("started", timeout=120)
+
+    def wait(self, pid: int, timeout: float) -> int:
+        """The exit code, negative for a signal.
+
+        Raises :class:`subprocess.TimeoutExpired` for a script that takes longer, and kills it.
+        """
+        while pid not in self._codes:
+            try:
+                self._told("ended", timeout)
+            except TimeoutError:
+                os.killpg(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(f"process {pid}", timeout) from None
+        return self._codes.pop(pid)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        ranks: int = 1,
+        timeout: float = 120,
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """A script on some ranks, as :func:`subprocess.run` with ``capture_output`` for each."""
+        with tempfile.TemporaryDirectory() as folder, meeting(ranks) as variables:
+            outs = [(Path(folder, f"{r}.out"), Path(folder, f"{r}.err")) for r in range(ranks)]
+            pids = [
+                self.start(Script(argv=argv, cwd=cwd, env={**env, **more}, out=out, err=err))
+                for more, (out, err) in zip(variables, outs, strict=True)
+            ]
+            codes = [self.wait(pid, timeout) for pid in pids]
+            return [
+                subprocess.CompletedProcess([*argv], code, out.read_text(), err.read_text())
+                for code, (out, err) in zip(codes, outs, strict=True)
+            ]
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.close()
+        self._process.wait(30)
+
+    def _told(self, wanted: str, timeout: float) -> int:
+        """Take what the server says until it is ``wanted``: the process that it speaks of."""
+        while True:
+            if not self._server.poll(timeout):
+                raise TimeoutError(f"no script has {wanted} within {timeout:g} s")
+            said, pid, code = self._server.recv()
+            if said == "ended":
+                self._codes[pid] = code
+            if said == wanted:
+                return int(pid)
+
+
+@contextlib.contextmanager
+def meeting(ranks: int) -> Iterator[list[dict[str, str]]]:
+    """The variables of each rank, as torchrun sets them; empty ones for a rank alone.
+
+    The ranks meet at a store of this process: its port is bound before anybody is told of it, so
+    nobody else can take it meanwhile.
+    """
+    if ranks == 1:
+        yield [{}]
+        return
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield [
+        {
+            "RANK": str(rank), "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        for rank in range(ranks)
+    ]  # fmt: skip
+    del store
+
+
+def _serve(end: Connection) -> Script | None:
+    """In the server: None, when nobody asks any more.  In each fork: its script."""
+    running: dict[int, int] = {}  # file descriptor of a process → its id
+    while True:
+        for ready in wait([end, *running]):
+            if isinstance(ready, int):
+                pid = running.pop(ready)
+                os.close(ready)
+                _, status = os.waitpid(pid, 0)
+                end.send(("ended", pid, os.waitstatus_to_exitcode(status)))
+                continue
+            try:
+                script: Script = end.recv()
+            except EOFError:
+                return None
+            pid = os.fork()
+            if not pid:
+                end.close()
+                return script
+            running[os.pidfd_open(pid)] = pid
+            end.send(("started", pid, 0))
+
+
+def _put_on(script: Script) -> None:
+    """What differs between the server and an interpreter that was started for the script."""
+    os.setsid()
+    for path, number in ((os.devnull, 0), (script.out, 1), (script.err, 2)):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(script.cwd)
+    os.environ.clear()
+    os.environ.update(script.env)
+    sys.argv = list(script.argv)
+    sys.path[:1] = filter(None, script.env.get("PYTHONPATH", "").split(os.pathsep))
+    sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
+    sys.path.insert(0, str(Path(script.argv[0]).resolve().parent))
+
+
+def _become(path: str) -> None:
+    """Run a script in the real ``__main__``, which multiprocessing and pickle look at."""
+    main = vars(sys.modules["__main__"])
+    main.clear()
+    main |= {"__name__": "__main__", "__file__": path, "__builtins__": builtins, "__spec__": None}
+    exec(compile(Path(path).read_bytes(), path, "exec"), main)
+
+
+def server(end: Connection, modules: Sequence[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    script = _serve(end)
+    if script is not None:
+        _put_on(script)
+        _become(script.argv[0])
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
+    # under its own name: the script's is __main__
+    from tests import forks
+
+    forks.server(Connection(int(sys.argv[1])), sys.argv[2:])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,9 +46,22 @@ def _same_numbers() -> None:
         torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests and the processes that they kill leave behind goes when pytest's folders go."""
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    folder = str(tmp_path_factory.mktemp("tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))  # worth keeping
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Callable[..., Forks]]:
-    """``forks("torch")``: the server of scripts that find these modules imported."""
+    """``forks(*TORCH)``: the server of scripts that find these modules imported."""
     servers: dict[tuple[str, ...], Forks] = {}
 
     def of(*modules: str) -> Forks:

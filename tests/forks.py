@@ -8,6 +8,7 @@ whose point is what a script does; how Python starts is tested with Python.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import importlib
@@ -16,10 +17,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from typing import NoReturn
+
+TORCH = ("torch", "torch._dynamo")
+"""The first step of an optimizer imports Dynamo: as long as torch itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,15 @@ class Forks:
         )  # fmt: skip
         end.close()
         self._codes: dict[int, int] = {}
+        self.cpu_s = 0.0
+        """What all scripts that have ended have taken, with the processes that they waited for."""
+
+    def ready(self) -> None:
+        """Wait until all is imported."""
+        with tempfile.TemporaryDirectory() as folder:
+            nothing = Path(folder, "nothing.py")
+            nothing.touch()
+            self.run([str(nothing)], cwd=Path(folder), env=os.environ)
 
     def start(self, script: Script) -> int:
         """The script's process id; it leads a process group of its own."""
@@ -65,9 +80,14 @@ class Forks:
             try:
                 self._told("ended", timeout)
             except TimeoutError:
-                os.killpg(pid, signal.SIGKILL)
+                self.kill(pid)
                 raise subprocess.TimeoutExpired(f"process {pid}", timeout) from None
         return self._codes.pop(pid)
+
+    def kill(self, pid: int) -> None:
+        """End a script and what it has started; one that has ended is left alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
     def run(
         self,
@@ -79,13 +99,18 @@ class Forks:
         timeout: float = 120,
     ) -> list[subprocess.CompletedProcess[str]]:
         """A script on some ranks, as :func:`subprocess.run` with ``capture_output`` for each."""
-        with tempfile.TemporaryDirectory() as folder, meeting(ranks) as variables:
+        met = meeting(ranks) if ranks > 1 else contextlib.nullcontext([dict[str, str]()])
+        with tempfile.TemporaryDirectory() as folder, met as variables:
             outs = [(Path(folder, f"{r}.out"), Path(folder, f"{r}.err")) for r in range(ranks)]
             pids = [
                 self.start(Script(argv=argv, cwd=cwd, env={**env, **more}, out=out, err=err))
                 for more, (out, err) in zip(variables, outs, strict=True)
             ]
-            codes = [self.wait(pid, timeout) for pid in pids]
+            try:
+                codes = [self.wait(pid, timeout) for pid in pids]
+            finally:  # of some that wait for another, say
+                for pid in pids:
+                    self.kill(pid)
             return [
                 subprocess.CompletedProcess([*argv], code, out.read_text(), err.read_text())
                 for code, (out, err) in zip(codes, outs, strict=True)
@@ -101,23 +126,21 @@ class Forks:
         while True:
             if not self._server.poll(timeout):
                 raise TimeoutError(f"no script has {wanted} within {timeout:g} s")
-            said, pid, code = self._server.recv()
+            said, pid, code, cpu_s = self._server.recv()
             if said == "ended":
                 self._codes[pid] = code
+                self.cpu_s += cpu_s
             if said == wanted:
                 return int(pid)
 
 
 @contextlib.contextmanager
 def meeting(ranks: int) -> Iterator[list[dict[str, str]]]:
-    """The variables of each rank, as torchrun sets them; empty ones for a rank alone.
+    """The variables of each rank, as torchrun sets them.
 
     The ranks meet at a store of this process: its port is bound before anybody is told of it, so
     nobody else can take it meanwhile.
     """
-    if ranks == 1:
-        yield [{}]
-        return
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -141,8 +164,9 @@ def _serve(end: Connection) -> Script | None:
             if isinstance(ready, int):
                 pid = running.pop(ready)
                 os.close(ready)
-                _, status = os.waitpid(pid, 0)
-                end.send(("ended", pid, os.waitstatus_to_exitcode(status)))
+                _, status, used = os.wait4(pid, 0)
+                code = os.waitstatus_to_exitcode(status)
+                end.send(("ended", pid, code, used.ru_utime + used.ru_stime))
                 continue
             try:
                 script: Script = end.recv()
@@ -153,7 +177,7 @@ def _serve(end: Connection) -> Script | None:
                 end.close()
                 return script
             running[os.pidfd_open(pid)] = pid
-            end.send(("started", pid, 0))
+            end.send(("started", pid, 0, 0.0))
 
 
 def _put_on(script: Script) -> None:
@@ -174,21 +198,43 @@ def _put_on(script: Script) -> None:
     sys.path.insert(0, str(Path(script.argv[0]).resolve().parent))
 
 
-def _become(path: str) -> None:
+def _become(path: str) -> int:
     """Run a script in the real ``__main__``, which multiprocessing and pickle look at."""
     main = vars(sys.modules["__main__"])
     main.clear()
     main |= {"__name__": "__main__", "__file__": path, "__builtins__": builtins, "__spec__": None}
-    exec(compile(Path(path).read_bytes(), path, "exec"), main)
+    try:
+        exec(compile(Path(path).read_bytes(), path, "exec"), main)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """As an interpreter ends, but without taking its modules apart: that takes up to a second."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def server(end: Connection, modules: Sequence[str]) -> None:
+    """Of what ``Forks`` starts, and all that its forks do."""
     for name in modules:
         importlib.import_module(name)
     script = _serve(end)
-    if script is not None:
-        _put_on(script)
-        _become(script.argv[0])
+    if script is None:
+        _end(0)
+    _put_on(script)
+    _end(_become(script.argv[0]))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from brim.cli import measured
 from brim.cli.measured import Early
@@ -26,19 +25,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def _until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not true():
-        time.sleep(0.01)
-    return true()
-
-
 def test_a_job_that_runs_on_has_its_verdict_shown_while_it_runs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[Diagnosis] = []
     with Early(folder, shown.append) as early:
-        assert _until(early.told.is_set)
+        until(early.told.is_set)
     assert [d.findings[0].cause for d in shown] == ["input.main-process"]
     assert "measured; the job runs on" in capsys.readouterr().err
 

@@ -1,20 +1,20 @@
-"""Real gloo ranks under ``brim diagnose``: who waits for whom, and what is sent too often.
+"""Real gloo ranks with the hooks in them: who waits for whom, and what is sent too often.
 
 Work is slept, as on a host whose device computes, so that ranks do not take each other's cores.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.forks import TORCH, Forks
 
+from brim.cli.measured import host_facts, judge
+from brim.observe import launch
+from brim.record import run as runs
+from brim.record.findings import Finding
 from brim.record.run import read_run
 from brim.report.live_job import JobFollower
 
@@ -49,39 +49,34 @@ for step in range(steps):
 dist.destroy_process_group()
 """
 
-Diagnosed = Callable[..., dict[str, Any]]
+Diagnosed = Callable[..., dict[str, Finding]]
 
 
 @pytest.fixture
-def diagnosed(tmp_path: Path) -> Diagnosed:
-    """Train in one of the ways on some ranks; the findings by cause."""
+def diagnosed(tmp_path: Path, forks: Callable[..., Forks]) -> Diagnosed:
+    """Train in one of the ways on some ranks, with the hooks in them; the findings by cause."""
     (tmp_path / "job.py").write_text(JOB)
 
-    def run(how: str, ranks: int, steps: int = 40) -> dict[str, Any]:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                    "--nproc-per-node", str(ranks)]  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "brim", "diagnose", "--runs", "runs", "--json", "found.json",
-             "--", *torchrun, "job.py", how, str(steps)],
-            cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
-            text=True, timeout=180, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        found = json.loads((tmp_path / "found.json").read_text())
-        return {f["cause"]: f for f in found["findings"]}
+    def run(how: str, ranks: int, steps: int = 40) -> dict[str, Finding]:
+        argv = [str(tmp_path / "job.py"), how, str(steps)]
+        folder = runs.create(tmp_path / "runs", argv, host_facts(), "0")
+        env = {**launch.environment(folder, launch.Options()), "OMP_NUM_THREADS": "1"}
+        for done in forks(*TORCH).run(argv, cwd=tmp_path, env=env, ranks=ranks):
+            assert done.returncode == 0, done.stderr[-3000:]
+        runs.finish(folder, exit_code=0, wall_s=1.0)
+        return {f.cause: f for f in judge(folder).findings}
 
     return run
 
 
-@pytest.mark.slow
 def test_one_slow_rank_of_four_is_a_straggler_that_the_others_wait_for(
     diagnosed: Diagnosed, tmp_path: Path
 ) -> None:
     found = diagnosed("one", 4)
     # three of four ranks wait 60 of 80 ms in each step: 56 % of all time
     straggler = found["comm.straggler-device"]
-    assert 0.25 < straggler["share"] < 0.75
-    assert any("it is rank 1 in" in line for line in straggler["evidence"])
+    assert 0.25 < straggler.share < 0.75
+    assert any("it is rank 1 in" in line for line in straggler.evidence)
     (folder,) = (tmp_path / "runs").iterdir()
     assert [p.header.rank for p in read_run(folder).processes] == [0, 1, 2, 3]
     view = JobFollower(folder).view()
@@ -90,23 +85,20 @@ def test_one_slow_rank_of_four_is_a_straggler_that_the_others_wait_for(
     assert view.across.wait[1] == min(view.across.wait.values())
 
 
-@pytest.mark.slow
 def test_ranks_that_are_late_in_turns_are_late_by_their_data(diagnosed: Diagnosed) -> None:
     found = diagnosed("turns", 4)
     assert "comm.straggler-device" not in found
-    assert 0.25 < found["comm.straggler-data"]["share"] < 0.75
+    assert 0.25 < found["comm.straggler-data"].share < 0.75
 
 
-@pytest.mark.slow
 def test_gradients_sent_in_each_of_eight_micro_batches_are_seven_times_too_many(
     diagnosed: Diagnosed,
 ) -> None:
     found = diagnosed("each", 2)
     many = found["comm.too-many"]
-    assert any("all-reduced in 8 backward passes a step" in line for line in many["evidence"])
-    assert "no_sync" in many["remedies"][0]["settings"]["torch"]
+    assert any("all-reduced in 8 backward passes a step" in line for line in many.evidence)
+    assert "no_sync" in many.remedies[0].settings["torch"]
 
 
-@pytest.mark.slow
 def test_gradients_sent_once_a_step_are_not_too_many(diagnosed: Diagnosed) -> None:
     assert "comm.too-many" not in diagnosed("last", 2)

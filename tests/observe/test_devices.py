@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from brim.observe.backend import Moment
 from brim.observe.devices import Probe, Sampler, Writer, open_backend
@@ -55,23 +56,23 @@ def test_a_run_directory_holds_devices_host_and_meanings_after_a_second(
     tmp_path: Path, fake_nvml: Fake, recordings: ModuleType
 ) -> None:
     with Sampler(tmp_path, 0.1, backend=Nvml(fake_nvml(recordings.h200()))):
-        time.sleep(1.3)
+        until(lambda: (tmp_path / FILE).exists() and read(tmp_path).host)
     recording = read(tmp_path)
     assert recording.about.backend == "nvml" and recording.about.driver == "580.159.04"
     assert recording.about.fields["device.tensor_active"].unit == "share"
     assert recording.about.usable_cores == len(os.sched_getaffinity(0))
     samples = recording.of(0)
-    assert 5 <= len(samples) <= 14
+    assert len(samples) >= 3
     assert all(s.tensor_active is not None for s in samples)
-    assert samples[-1].mono > samples[0].mono and 0.05 < samples[1].interval_s < 0.5
-    # the host is sampled once a second
-    assert len(recording.host) == 1 and recording.host[0].cpu is not None
+    assert samples[1].mono - samples[0].mono == pytest.approx(samples[1].interval_s, abs=0.01)
+    # the host is sampled about once a second
+    assert recording.host[0].interval_s >= 0.9 and recording.host[0].cpu is not None
     assert oct((tmp_path / FILE).stat().st_mode)[-3:] == "600"
 
 
 def test_without_a_driver_the_file_says_why_and_still_holds_the_host(tmp_path: Path) -> None:
     with Sampler(tmp_path, 0.2, backend=Nvml(_NoDriver())):
-        time.sleep(1.3)
+        until(lambda: (tmp_path / FILE).exists() and read(tmp_path).host)
     recording = read(tmp_path)
     assert recording.about.backend == "none" and recording.samples == []
     assert recording.about.why_none == "no NVIDIA driver answers here (Driver Not Loaded)"
@@ -101,7 +102,7 @@ def test_a_short_run_gets_its_last_sample_when_it_stops(tmp_path: Path) -> None:
 def test_a_backend_that_raises_ends_sampling_with_a_note_and_nothing_else(tmp_path: Path) -> None:
     backend = Slow(error=RuntimeError("driver went mad"))
     sampler = Sampler(tmp_path, 0.05, backend=backend).start()
-    time.sleep(0.4)
+    until(lambda: sampler.failure)
     sampler.stop()
     assert sampler.failure == "RuntimeError: driver went mad"
     assert b"driver went mad" in (tmp_path / FILE).read_bytes() and backend.closed
@@ -120,7 +121,7 @@ def test_samples_of_5_ms_at_50_hz_are_slowed_to_five_percent_of_a_core(tmp_path:
 
 def test_a_folder_that_cannot_be_written_disturbs_nobody(tmp_path: Path) -> None:
     sampler = Sampler(tmp_path / "absent", 0.05, backend=Slow()).start()
-    time.sleep(0.2)
+    until(lambda: sampler.failure)
     sampler.stop()
     assert "No such file" in sampler.failure
 
@@ -191,10 +192,7 @@ def test_a_sampler_killed_at_any_moment_leaves_a_readable_file(
         "PYTHONPATH": f"{fakes}:{src}",
     }
     child = subprocess.Popen([sys.executable, "-c", script], env=env)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and not (tmp_path / FILE).exists():
-        time.sleep(0.02)
-    time.sleep(0.5)
+    until(lambda: (tmp_path / FILE).exists() and len(read(tmp_path).samples) > 3)
     child.kill()
     child.wait()
     recording = read(tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import until
 
 from brim.errors import InputError
 from brim.observe import launch
@@ -192,14 +193,15 @@ def test_stopping_ends_the_whole_tree_and_not_the_shell_alone(tmp_path: Path) ->
     stop = threading.Event()
     pids = tmp_path / "pids"
     script = f"sleep 60 & sleep 61 & jobs -p > {pids}; wait"
-    threading.Timer(0.5, stop.set).start()
+
+    def stop_when_both_run() -> None:
+        until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        stop.set()
+
+    threading.Thread(target=stop_when_both_run).start()
     code = launch.run(["sh", "-c", script], dict(os.environ), stop)
     assert code == 128 + signal.SIGTERM
-    for pid in map(int, pids.read_text().split()):
-        end = time.monotonic() + 10
-        while _runs(pid) and time.monotonic() < end:
-            time.sleep(0.02)
-        assert not _runs(pid)
+    until(lambda: not any(_runs(int(pid)) for pid in pids.read_text().split()))
 
 
 def test_a_job_that_ends_before_it_is_stopped_keeps_its_exit_code() -> None:

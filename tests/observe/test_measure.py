@@ -56,8 +56,10 @@ def test_only_types_that_the_architecture_has_are_measured(
 def test_time_per_run_does_not_depend_on_the_length_of_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import time
+    now = [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
 
-    monkeypatch.setattr(measure, "_SECONDS", 0.1)
-    each = measure._seconds_each(lambda: time.sleep(0.004), "cpu")
-    assert 0.004 <= each < 0.012
+    def run() -> None:
+        now[0] += 0.004
+
+    assert measure._seconds_each(run, "cpu") == pytest.approx(0.004)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.forks import Forks
+from tests.forks import TORCH, Forks
 from tests.observe.inject.cured import Cured, Plan, RunCured
 
 from brim.observe.launch import INJECT
@@ -22,7 +22,7 @@ from brim.record.steps import read_process
 sys.path.append(str(INJECT))
 
 Hooked = Callable[..., subprocess.CompletedProcess[str]]
-QWEN_MODULES = ("transformers.models.qwen3_vl.modeling_qwen3_vl", "transformers.trainer")
+QWEN = (*TORCH, "transformers.trainer", "transformers.models.qwen3_vl.modeling_qwen3_vl")
 
 
 @pytest.fixture
@@ -41,29 +41,30 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
+def records(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
     folder.mkdir()
     return folder
 
 
-def _environment(runs: Path, **more: str) -> dict[str, str]:
+def _environment(records: Path, **more: str) -> dict[str, str]:
     paths = [str(INJECT), *filter(None, [more.pop("PYTHONPATH", "")])]
     return {
-        **os.environ, "OMP_NUM_THREADS": "1", "BRIM_RUN_DIR": str(runs), "BRIM_DEBUG": "1", **more,
-        "PYTHONPATH": os.pathsep.join(paths),
+        **os.environ, "OMP_NUM_THREADS": "1", "BRIM_RUN_DIR": str(records), "BRIM_DEBUG": "1",
+        # a pool of compilers is a process that imports torch
+        "TORCHINDUCTOR_COMPILE_THREADS": "1", **more, "PYTHONPATH": os.pathsep.join(paths),
     }  # fmt: skip
 
 
 @pytest.fixture
-def hooked(tmp_path: Path, runs: Path) -> Hooked:
+def hooked(tmp_path: Path, records: Path) -> Hooked:
     """Run Python code (or ``argv``) in a process with the hooks in it; records go to ``runs``."""
 
     def run(
         code: str = "", *, argv: list[str] | None = None, python: str = sys.executable, **env: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [python, *(argv or ["-c", code])], env=_environment(runs, **env),
+            [python, *(argv or ["-c", code])], env=_environment(records, **env),
             capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
         )  # fmt: skip
 
@@ -71,30 +72,30 @@ def hooked(tmp_path: Path, runs: Path) -> Hooked:
 
 
 @pytest.fixture
-def cured(forks: Callable[..., Forks], tmp_path: Path, runs: Path) -> RunCured:
+def cured(forks: Callable[..., Forks], tmp_path: Path, records: Path) -> RunCured:
     """Run a script under settings: what became of the knobs, and what each rank printed.
 
-    Its ranks, started as torchrun starts them, have torch imported when the hooks come; how they
-    come before it is for the tests of whole jobs.
+    Its ranks, started as torchrun starts them, have torch imported when the hooks come, which saves
+    three seconds.  ``fresh``: they have not; for functions that torch has under several names.
     """
 
     def run(
         code: str, settings: dict[str, Any], *, alternate: dict[str, Any] | None = None,
-        ranks: int = 1, order: str | None = None, **env: str,
+        ranks: int = 1, fresh: bool = False, order: str | None = None, **env: str,
     ) -> Cured:  # fmt: skip
-        shutil.rmtree(runs)
-        runs.mkdir()
+        shutil.rmtree(records)
+        records.mkdir()
         (tmp_path / "job.py").write_text(code)
         if order is None:
             order = json.dumps({"settings": settings, "alternate": alternate or {}})
-        server = forks(*(QWEN_MODULES if "transformers" in code else ("torch",)))
-        done = server.run(
+        modules = () if fresh else QWEN if "transformers" in code else TORCH
+        done = forks(*modules).run(
             [str(tmp_path / "job.py")], cwd=tmp_path, ranks=ranks,
-            env=_environment(runs, BRIM_APPLY=order, **env),
+            env=_environment(records, BRIM_APPLY=order, **env),
         )  # fmt: skip
-        applied = [read_applied(runs / f"applied.rank{rank}.jsonl") for rank in range(ranks)]
+        applied = [read_applied(records / f"applied.rank{rank}.jsonl") for rank in range(ranks)]
         said = [_said(rank.stdout) for rank in done]
-        found = [read_process(p) for p in sorted(runs.glob("steps.*.jsonl"))]
+        found = [read_process(p) for p in sorted(records.glob("steps.*.jsonl"))]
         return Cured(
             knobs=applied[0].knobs, error=applied[0].error, said=said[0],
             ranks=[(one.knobs, words) for one, words in zip(applied, said, strict=True)],

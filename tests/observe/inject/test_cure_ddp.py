@@ -38,9 +38,9 @@ dist.destroy_process_group()
 """
 
 
-def _run(cured: RunCured, settings: dict[str, Any], **fields: str) -> Cured:
+def _run(cured: RunCured, settings: dict[str, Any], *, fresh: bool = False, **fields: str) -> Cured:
     code = DDP.format(**{"counts": "[4, 4, 4, 4, 4, 3]", "options": "", **fields})
-    found = cured(code, settings, ranks=2)
+    found = cured(code, settings, ranks=2, fresh=fresh)
     assert found.code == 0, found.stderr
     (_, first), (_, second) = found.ranks
     assert first["weights"] == second["weights"], "the ranks have drifted apart"
@@ -51,7 +51,7 @@ def test_four_micro_batches_are_reduced_once_and_a_short_step_is_still_right(
     cured: RunCured,
 ) -> None:
     plain = _run(cured, {})
-    found = _run(cured, {"ddp.no_sync": True, "ddp.bucket_cap_mb": 50})
+    found = _run(cured, {"ddp.no_sync": True, "ddp.bucket_cap_mb": 50}, fresh=True)
     assert plain.said["reductions"] == 23
     # two steps to learn that there are four, then one each; the short one is averaged by hand
     assert found.said["reductions"] == 4 + 4 + 1 + 1 + 1

@@ -37,7 +37,7 @@ FLUSHES = """
 def test_flushes_and_collections_in_the_loop_are_left_out_but_not_in_a_recovery(
     cured: RunCured,
 ) -> None:
-    found = cured(job(FLUSHES), {"memory.flush": 0})
+    found = cured(job(FLUSHES), {"memory.flush": 0}, fresh=True)
     assert (found.said["emptied"], found.said.get("collected", 0)) == (1, 0)
     assert found.said["returned"] == 0
     assert found.knobs["memory.flush"].was == "in the loop"
@@ -45,7 +45,7 @@ def test_flushes_and_collections_in_the_loop_are_left_out_but_not_in_a_recovery(
 
 def test_every_third_flush_goes_through(cured: RunCured) -> None:
     plain = cured(job(FLUSHES), {})
-    found = cured(job(FLUSHES), {"memory.flush": 3})
+    found = cured(job(FLUSHES), {"memory.flush": 3}, fresh=True)
     assert (plain.said["emptied"], plain.said["collected"]) == (9, 8)
     assert (found.said["emptied"], found.said["collected"]) == (2 + 1, 2)
     assert found.losses == plain.losses

@@ -17,7 +17,17 @@ from tests.waiting import until
 from brim.observe.backend import Moment
 from brim.observe.devices import Probe, Sampler, Writer, open_backend
 from brim.observe.nvml import Nvml
-from brim.record.devices import FILE, Device, DeviceSample, Meaning, Note, read
+from brim.record.devices import (
+    FILE,
+    Device,
+    DeviceSample,
+    HostSample,
+    Line,
+    Meaning,
+    Note,
+    lines,
+    read,
+)
 
 Fake = Callable[[dict[str, Any]], Any]
 
@@ -52,11 +62,17 @@ class Slow:
         self.closed = True
 
 
+def _count(folder: Path, kind: type[Line]) -> int:
+    """Lines of one kind that are in the file by now."""
+    path = folder / FILE
+    return sum(isinstance(line, kind) for line in lines(path.read_bytes())) if path.exists() else 0
+
+
 def test_a_run_directory_holds_devices_host_and_meanings_after_a_second(
     tmp_path: Path, fake_nvml: Fake, recordings: ModuleType
 ) -> None:
     with Sampler(tmp_path, 0.1, backend=Nvml(fake_nvml(recordings.h200()))):
-        until(lambda: (tmp_path / FILE).exists() and read(tmp_path).host)
+        until(lambda: _count(tmp_path, HostSample))
     recording = read(tmp_path)
     assert recording.about.backend == "nvml" and recording.about.driver == "580.159.04"
     assert recording.about.fields["device.tensor_active"].unit == "share"
@@ -72,7 +88,7 @@ def test_a_run_directory_holds_devices_host_and_meanings_after_a_second(
 
 def test_without_a_driver_the_file_says_why_and_still_holds_the_host(tmp_path: Path) -> None:
     with Sampler(tmp_path, 0.2, backend=Nvml(_NoDriver())):
-        until(lambda: (tmp_path / FILE).exists() and read(tmp_path).host)
+        until(lambda: _count(tmp_path, HostSample))
     recording = read(tmp_path)
     assert recording.about.backend == "none" and recording.samples == []
     assert recording.about.why_none == "no NVIDIA driver answers here (Driver Not Loaded)"
@@ -192,7 +208,7 @@ def test_a_sampler_killed_at_any_moment_leaves_a_readable_file(
         "PYTHONPATH": f"{fakes}:{src}",
     }
     child = subprocess.Popen([sys.executable, "-c", script], env=env)
-    until(lambda: (tmp_path / FILE).exists() and len(read(tmp_path).samples) > 3)
+    until(lambda: _count(tmp_path, DeviceSample) > 3)
     child.kill()
     child.wait()
     recording = read(tmp_path)

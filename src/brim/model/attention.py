@@ -67,6 +67,8 @@ def efficient_attention(
 ) -> torch.Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    # its backward pass refuses a bound above the number of rows
+    bound = torch.sym_min(longest, q.shape[0])
     out, *_ = torch.ops.aten._efficient_attention_forward(
         q[None],
         k[None],
@@ -74,8 +76,8 @@ def efficient_attention(
         None,
         cu_seqlens,
         cu_seqlens,
-        longest,
-        longest,
+        bound,
+        bound,
         0.0,
         _FROM_TOP_LEFT if causal else 0,
         True,
@@ -148,6 +150,7 @@ def _fa4_backward(
     cu_seqlens: torch.Tensor,
     longest: int,
     causal: bool,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from flash_attn.cute.interface import _flash_attn_bwd
 
@@ -158,6 +161,7 @@ def _fa4_backward(
         out,
         grad,
         lse,
+        softmax_scale=scale,
         causal=causal,
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_k=cu_seqlens,
@@ -190,6 +194,7 @@ def _(
     cu_seqlens: torch.Tensor,
     longest: int,
     causal: bool,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -201,8 +206,26 @@ def _fa4_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ..
 
 def _fa4_grad(ctx: Any, grad: torch.Tensor, _lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     q, k, v, cu_seqlens, out, lse = ctx.saved_tensors
-    grads = _fa4_backward(grad.contiguous(), q, k, v, out, lse, cu_seqlens, ctx.longest, ctx.causal)
-    return (*grads, None, None, None)
+    size = q.shape[2]
+    # here and not in the operator: a compiled block fuses the copies with what it does around them
+    grad, q, k, v, out = (fa4_backward_width(t) for t in (grad, q, k, v, out))
+    grads = _fa4_backward(
+        grad.contiguous(), q, k, v, out, lse, cu_seqlens, ctx.longest, ctx.causal, size**-0.5
+    )
+    return (*(g[..., :size] for g in grads), None, None, None)
+
+
+def fa4_backward_width(x: torch.Tensor) -> torch.Tensor:
+    """(T, H, d) with zeros up to a multiple of 32, where FlashAttention 4 needs them.
+
+    On Hopper (up to 4.0.0b36 at least) its backward kernel rounds d up to a multiple of 16 and the
+    buffer of the queries' gradient to one of 32.  Where the two differ, as for the 72 of the larger
+    towers, that gradient is wrong without a word (Dao-AILab/flash-attention#2896).  Zeros change no
+    product, and 72 takes a tile of 96 there anyway.
+    """
+    size = x.shape[-1]
+    sixteens, thirty_twos = (-(-size // n) * n for n in (16, 32))
+    return x if sixteens == thirty_twos else F.pad(x, (0, thirty_twos - size))
 
 
 _fa4_forward.register_autograd(_fa4_grad, setup_context=_fa4_setup)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from brim.diagnose.causes import CAUSES
 from brim.diagnose.gain import gain
 from brim.record.findings import Finding
-from brim.tune.candidates import Candidate, Job, candidates, key_of
+from brim.tune.candidates import Candidate, Job, candidates
 from brim.tune.knobs import KNOBS, check
 
 BY_HAND = {
@@ -25,7 +27,7 @@ def _finding(cause: str, share: float = 0.4, **facts: float | str) -> Finding:
     )  # fmt: skip
 
 
-def _of(*findings: Finding, **job: int | bool) -> list[Candidate]:
+def _of(*findings: Finding, **job: int | bool | None) -> list[Candidate]:
     return candidates(findings, Job(**{"cores": 8, **job}))  # type: ignore[arg-type]
 
 
@@ -76,11 +78,35 @@ def test_a_queue_that_is_no_torch_loader_has_no_knob() -> None:
     assert _of(_finding("input.workers", custom=1)) == []
 
 
-def test_equal_settings_are_proposed_once_with_the_larger_gain() -> None:
-    found = _of(_finding("input.worker-restart", 0.5), _finding("input.startup", 0.1))
-    keys = [key_of(c.settings) for c in found]
-    assert len(keys) == len(set(keys))
-    assert found[0].cause == "input.worker-restart"
+def test_equal_settings_are_proposed_once_and_their_gains_multiply() -> None:
+    restart, startup = _finding("input.worker-restart", 0.5), _finding("input.startup", 0.1)
+    (found,) = _of(restart, startup)
+    assert found.cause == "input.worker-restart"
+    assert found.expected == pytest.approx(_of(restart)[0].expected * _of(startup)[0].expected)
+
+
+def test_what_compiles_must_promise_three_times_as_much_to_come_first() -> None:
+    order = [next(iter(c.settings)) for c in _of(_finding("compute.unfused"))]
+    assert order == ["liger", "compile.blocks", "optimizer.fused"]
+    compiled = next(c for c in _of(_finding("compute.unfused")) if "compile.blocks" in c.settings)
+    assert compiled.worth == pytest.approx(math.log(compiled.expected) / 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "values"),
+    [(2, 8, (2, 4, 8, 16)), (1, 6, (1, 2, 3, 6)), (8, 1, None), (None, 8, None), (4, None, None)],
+)
+def test_a_micro_batch_only_grows_and_only_into_the_passes_that_there_are(
+    batch: int | None, accumulation: int | None, values: tuple[int, ...] | None
+) -> None:
+    found = _of(_finding("host.launch"), batch=batch, accumulation=accumulation)
+    axes = [c.axis for c in found if "batch.micro" in c.settings]
+    assert [axis.values for axis in axes if axis] == ([values] if values else [])
+
+
+def test_attention_is_tried_from_the_fastest_kernel_to_the_slowest() -> None:
+    found = [c.settings.get("attention.implementation") for c in _of(_finding("compute.attention"))]
+    assert found[:4] == ["flash_attention_4", "flash_attention_3", "flash_attention_2", "sdpa"]
 
 
 def test_without_findings_only_a_device_has_something_to_try() -> None:

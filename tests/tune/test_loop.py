@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from tests.tune.simulated import SimulatedJob
 
 from brim.errors import BrimError
 from brim.record.ladder import Ended, Ladder
+from brim.tune.candidates import Candidate
+from brim.tune.knobs import Settings
 from brim.tune.loop import Tuner
+from brim.tune.outcome import Outcome
 from brim.tune.trials import Trials
 
 
@@ -128,6 +132,30 @@ def test_a_setting_that_cannot_be_applied_is_run_once_and_says_why() -> None:
     assert "there is no such thing here" in ladder.rejected[0].why
 
 
+def test_a_setting_that_is_known_not_to_apply_costs_no_run() -> None:
+    job = SimulatedJob(faults=FAULTY)
+
+    def propose(outcome: Outcome, base: Settings) -> list[Candidate]:
+        found = job.propose(outcome, base)
+        return [replace(c, absent="it is not installed" if "debug" in c.settings else "")
+                for c in found]  # fmt: skip
+
+    tuner = Tuner(Trials(job.run, budget_s=1e6), propose)
+    ladder = tuner.ladder(["x"], tuner.tune())
+    assert _fates(ladder) == {"debug": "not applied"}
+    assert ladder.rejected[0].why == "it is not installed"
+    assert not any("debug" in run for run in job.runs)
+    assert set(ladder.settings) == {"memory.flush", "gc.freeze"}
+
+
+def test_a_choice_that_was_kept_is_not_overturned_by_a_less_promising_one() -> None:
+    job = SimulatedJob(imagined={"compute.attention": 0.3})
+    job.extra = lambda settings: 0.0 if "attention.implementation" in settings else 0.1
+    assert _tune(job).settings == {"attention.implementation": "flash_attention_4"}
+    tried = {str(run.get("attention.implementation")) for run in job.runs}
+    assert tried == {"None", "flash_attention_4"}
+
+
 def test_a_lossy_remedy_needs_permission() -> None:
     job = SimulatedJob(imagined={"compute.precision": 0.4})
     job.extra = lambda settings: 0.0 if "precision.autocast" in settings else 0.1
@@ -234,8 +262,6 @@ def test_a_job_that_cannot_run_as_it_is_says_so_and_where_its_output_is() -> Non
 
 
 def _crash():  # type: ignore[no-untyped-def]
-    from brim.tune.outcome import Outcome
-
     return Outcome(ending="crashed", why="exit code 1", folder="runs/x")
 
 

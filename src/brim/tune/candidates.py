@@ -1,4 +1,4 @@
-"""From findings to settings worth a trial, by the gain that can be expected.
+"""From findings to settings worth a trial, by the gain that can be expected for a trial's time.
 
 A remedy whose cure needs the user's code has no knob, and so no candidate; it stays in words.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from brim.record.findings import Finding
-from brim.tune.knobs import Settings, Value, numbers_of
+from brim.tune.knobs import KNOBS, Settings, Value, numbers_of
+
+Key = tuple[tuple[str, Value], ...]
 
 UNPROMPTED: Final = 1.01
 """Expected of what is tried though no finding asks for it."""
@@ -26,6 +28,10 @@ class Job:
     device: bool = False
     """It trains on a GPU."""
     ranks: int = 1
+    batch: int | None = None
+    """Samples of a forward pass; None where the command does not tell."""
+    accumulation: int | None = None
+    """Forward passes of an optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +53,14 @@ class Candidate:
     share: float = 0.0
     """Of the finding."""
     axis: Axis | None = None
+    absent: str = ""
+    """Why it cannot be applied, where that is known without a run."""
+
+    @property
+    def worth(self) -> float:
+        """Log speed-up by the time of a trial."""
+        efforts = (KNOBS[id].effort for id in self.settings if id in KNOBS)
+        return math.log(self.expected) / max(efforts, default=1.0)
 
     @property
     def lossless(self) -> bool:
@@ -148,30 +162,57 @@ def _cpu_limit(finding: Finding, job: Job) -> list[_Try]:
     ]
 
 
+_FLASH: Final = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
+"""The fastest first; a package or a device that is not there is noticed."""
+
+
+def _flash(best: float) -> list[_Try]:
+    """``best``: the part of the gain that the first brings."""
+    return [
+        _Try({"attention.implementation": name}, best * 0.95**k) for k, name in enumerate(_FLASH)
+    ]
+
+
 def _attention(finding: Finding, job: Job) -> list[_Try]:
     return [
-        _Try({"attention.implementation": "flash_attention_2"}, 1.0),
-        _Try({"attention.implementation": "sdpa"}, 0.9),
+        *_flash(1.0),
+        _Try({"attention.implementation": "sdpa"}, 0.8),
         _Try({"attention.sdpa": "flash"}, 0.6),
         _Try({"attention.sdpa": "cudnn"}, 0.5),
     ]
 
 
 def _launches(finding: Finding, job: Job) -> list[_Try]:
-    micro = Axis(knob="batch.micro", values=(1, 2, 4, 8, 16, 32, 64))
+    """Fewer operations for the same work; attention over packed lengths needs no loop over images.
+
+    The optimizer launches a few kernels a step, whatever the model's depth.
+    """
     return [
-        _Try({"optimizer.fused": True}, 0.5),
         _Try({"compile.blocks": True}, 0.8),
-        _Try({"batch.micro": 2}, 0.7, micro),
+        *_larger_batch(job),
+        _Try({"liger": True}, 0.4),
+        *_flash(0.4),
+        _Try({"optimizer.fused": True}, 0.2),
         _Try({"optimizer.set_to_none": True}, 0.1),
     ]
+
+
+def _larger_batch(job: Job) -> list[_Try]:
+    """As many samples an optimizer step in fewer passes, where there are several."""
+    if not job.batch or not job.accumulation:
+        return []
+    passes = [n for n in range(1, job.accumulation + 1) if job.accumulation % n == 0]
+    values = [job.batch * n for n in passes]
+    if len(values) < 2:
+        return []
+    return [_Try({"batch.micro": values[1]}, 0.7, Axis(knob="batch.micro", values=tuple(values)))]
 
 
 def _unfused(finding: Finding, job: Job) -> list[_Try]:
     return [
         _Try({"compile.blocks": True}, 0.8),
-        _Try({"liger": True}, 0.6),
-        _Try({"optimizer.fused": True}, 0.3),
+        _Try({"liger": True}, 0.7),
+        _Try({"optimizer.fused": True}, 0.2),
     ]
 
 
@@ -235,7 +276,7 @@ _UNPROMPTED: Final[tuple[dict[str, Value], ...]] = (
     {"precision.tf32": "high"},
     {"recompute": "none"},
     {"liger": True},
-    {"attention.implementation": "flash_attention_2"},
+    *({"attention.implementation": name} for name in _FLASH),
     {"patch_embedding.matmul": True},
     {"optimizer.fused": True},
     {"attention.sdpa": "cudnn"},
@@ -247,12 +288,24 @@ time that a trial takes; one that has nothing to act on says so in its only run.
 
 
 def candidates(findings: Sequence[Finding], job: Job) -> list[Candidate]:
-    """All that could be tried, largest expected gain first; equal settings once."""
-    made = [c for finding in findings for c in _of(finding, job)]
-    made.sort(key=lambda c: -c.expected)
+    """All that could be tried, the largest gain for a trial's time first; equal settings once.
+
+    What several findings propose can cure them all: their gains multiply.
+    """
+    made: dict[Key, Candidate] = {}
+    for finding in findings:
+        for candidate in _first_of_each(_of(finding, job)):
+            key = key_of(candidate.settings)
+            made[key] = _together(made[key], candidate) if key in made else candidate
+    found = sorted(made.values(), key=lambda c: -c.worth)
     if job.device:
-        made += [Candidate(settings=dict(settings)) for settings in _UNPROMPTED]
-    return list(_first_of_each(made))
+        found += [Candidate(settings=dict(settings)) for settings in _UNPROMPTED]
+    return list(_first_of_each(found))
+
+
+def _together(a: Candidate, b: Candidate) -> Candidate:
+    """Against both causes, under the name of the dearer one."""
+    return replace(max(a, b, key=lambda c: c.expected), expected=a.expected * b.expected)
 
 
 def _of(finding: Finding, job: Job) -> Iterable[Candidate]:
@@ -262,7 +315,7 @@ def _of(finding: Finding, job: Job) -> Iterable[Candidate]:
     low, high = finding.gain
     # a whole gain may be infinite on paper: 20× is more than enough to come first
     gain = math.log(min(max(low, 1.0) * max(high, 1.0), 400.0)) / 2
-    for proposal in rule(finding, job):
+    for proposal in sorted(rule(finding, job), key=lambda proposal: -proposal.part):
         yield Candidate(
             settings=proposal.settings,
             cause=finding.cause,
@@ -272,8 +325,8 @@ def _of(finding: Finding, job: Job) -> Iterable[Candidate]:
         )
 
 
-def _first_of_each(found: Sequence[Candidate]) -> Iterable[Candidate]:
-    seen: set[tuple[tuple[str, Value], ...]] = set()
+def _first_of_each(found: Iterable[Candidate]) -> Iterable[Candidate]:
+    seen: set[Key] = set()
     for candidate in found:
         key = key_of(candidate.settings)
         if key not in seen:
@@ -281,6 +334,6 @@ def _first_of_each(found: Sequence[Candidate]) -> Iterable[Candidate]:
             yield candidate
 
 
-def key_of(settings: Settings) -> tuple[tuple[str, Value], ...]:
+def key_of(settings: Settings) -> Key:
     """The same for equal settings."""
     return tuple(sorted(settings.items(), key=lambda item: item[0]))

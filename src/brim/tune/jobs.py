@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,12 @@ import msgspec
 
 from brim.record.ladder import Change, Ladder
 from brim.tune.apply import Alternate, Prepared, advise, prepare
+from brim.tune.apply.command import read_command
+from brim.tune.apply.frameworks import Known, batch_of
+from brim.tune.apply.packages import lacking
+from brim.tune.apply.preparing import config_text
 from brim.tune.candidates import Candidate, Job, candidates
-from brim.tune.knobs import Settings
+from brim.tune.knobs import Settings, Value
 from brim.tune.outcome import Outcome
 from brim.tune.reading import Judge
 from brim.tune.runner import Runner, Window, hooked
@@ -41,12 +45,16 @@ def of_command(
     """
     runner = Runner(command, runs, hooked(command, _prepare, window), judge=judge, host=host)
     cores = int(host.get("usable") or host.get("cores") or 1)
+    lacks = lacking(command)
 
     def propose(outcome: Outcome, base: Settings) -> list[Candidate]:
         ranks = outcome.ranks
-        on_device = "no accelerator" not in outcome.device and bool(outcome.device)
-        job = Job(cores=max(1, cores // ranks), device=on_device, ranks=ranks)
-        return candidates(outcome.findings, job)
+        batch, accumulation = _batch(command, base)
+        job = Job(
+            cores=max(1, cores // ranks), device=outcome.on_device, ranks=ranks,
+            batch=batch, accumulation=accumulation,
+        )  # fmt: skip
+        return [_checked(c, lacks) for c in candidates(outcome.findings, job)]
 
     def change(ladder: Ladder) -> Change:
         if not ladder.settings:
@@ -55,6 +63,18 @@ def of_command(
         return advise(command, ladder.settings, framework)
 
     return Tunable(run=runner, propose=propose, change=change)
+
+
+def _batch(command: Sequence[str], base: Settings) -> tuple[int | None, int | None]:
+    """As the job has it under ``base``."""
+    invocation = read_command(_prepare(list(command), base, Path.cwd()).command, Path.cwd())
+    return batch_of(Known(invocation, config_text(invocation)))
+
+
+def _checked(candidate: Candidate, lacks: Mapping[tuple[str, Value], str]) -> Candidate:
+    """With what is known to be missing before any run."""
+    why = next((lacks[item] for item in candidate.settings.items() if item in lacks), "")
+    return replace(candidate, absent=why)
 
 
 def _prepare(

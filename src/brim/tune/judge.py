@@ -13,7 +13,14 @@ from typing import Final
 from brim.record.ladder import Fate, Speedup
 from brim.tune import losses
 from brim.tune.knobs import KNOBS, Numbers, Settings, words
-from brim.tune.noise import Noise, Pair, speedup, switched
+from brim.tune.noise import (
+    PRIOR_SPREAD,
+    PRIOR_SPREAD_ON_DEVICE,
+    Noise,
+    Pair,
+    speedup,
+    switched,
+)
 from brim.tune.outcome import Outcome
 from brim.tune.trials import Trials
 
@@ -135,7 +142,10 @@ class Judge:
 
     def noise(self) -> Noise:
         """The spread between runs of one setting, as far as runs were repeated."""
-        return Noise.learned([[o.steps for o in group] for group in self.trials.groups()])
+        groups = self.trials.groups()
+        on_device = any(o.on_device for group in groups for o in group)
+        prior = PRIOR_SPREAD_ON_DEVICE if on_device else PRIOR_SPREAD
+        return Noise.learned([[o.steps for o in group] for group in groups], prior)
 
 
 def _work(a: Outcome, b: Outcome) -> float:

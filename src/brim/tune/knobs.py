@@ -45,12 +45,19 @@ class Knob:
     """May be switched from window to window inside a running process."""
     memory: str = ""
     """What it costs in memory; empty when nothing."""
+    effort: float = 1.0
+    """Time of a run with it, by that of another run."""
     special: tuple[tuple[Value, str], ...] = ()
     """Values that have words of their own."""
 
     @property
     def lossless(self) -> bool:
         return self.numbers != "lossy"
+
+    @property
+    def exclusive(self) -> bool:
+        """A choice that is made once; what can be switched at any time is cheap to try again."""
+        return self.kind == "choice" and not self.live
 
     def admits(self, value: Value) -> bool:
         if self.kind == "flag":
@@ -119,11 +126,12 @@ _ALL: Final = (
     _choice("attention.sdpa", "SDPA back end {}",
             ("flash", "efficient", "cudnn", "math"), live=True),
     _choice("attention.implementation", "attention implementation {}",
-            ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+            ("sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4",
+             "flex_attention"),
             by=("hook", "argument")),
     _flag("patch_embedding.matmul", "patch embedding as a matrix product"),
     _flag("liger", "Liger kernels", by=("hook", "argument")),
-    _flag("compile.blocks", "compiled blocks", memory="host memory and time of the compiler"),
+    _flag("compile.blocks", "compiled blocks", memory="host memory of the compiler", effort=3.0),
     _flag("cudnn.benchmark", "kernel search of cuDNN", by=("hook", "argument"), live=True),
     _choice("recompute", "activations recomputed in blocks: {}", ("none", "half", "all"),
             by=("hook", "argument"), memory="activations that are kept until backward",

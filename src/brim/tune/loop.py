@@ -18,7 +18,7 @@ from brim.record.findings import Finding
 from brim.record.ladder import Ended, Figures, Ladder, Rejected, Rung, Speedup
 from brim.tune.candidates import Candidate, key_of
 from brim.tune.judge import WORTH, Judge, Judgement
-from brim.tune.knobs import Settings, Value, numbers_of, words
+from brim.tune.knobs import KNOBS, Settings, Value, numbers_of, words
 from brim.tune.noise import PRIOR_FREEDOM
 from brim.tune.outcome import Outcome
 from brim.tune.trials import OutOfBudget, Trials
@@ -108,9 +108,15 @@ class Tuner:
             if not self._lossy and not candidate.lossless:
                 continue
             changed = {k: v for k, v in candidate.settings.items() if self.base.get(k) != v}
+            if self._overturns(changed):
+                continue
             if changed and self._is_new(changed, candidate.share):
                 return candidate
         return None
+
+    def _overturns(self, changed: Settings) -> bool:
+        """Another choice for what has been chosen already: it was the less promising one."""
+        return any(id in self.base and id in KNOBS and KNOBS[id].exclusive for id in changed)
 
     def _is_new(self, changed: Settings, share: float) -> bool:
         """Has it not been tried, or has its cause grown so much that it is worth another trial?"""
@@ -122,6 +128,12 @@ class Tuner:
 
     def _try(self, candidate: Candidate) -> None:
         what = words(candidate.settings)
+        if candidate.absent:
+            self._reject(
+                candidate, candidate.settings,
+                Judgement(fate="not applied", why=candidate.absent),
+            )  # fmt: skip
+            return
         reason = f" against {candidate.cause} ({candidate.share:.0%})" if candidate.cause else ""
         self._say(f"trying {what}{reason}, up to {candidate.expected:.2g}× expected")
         trial = {**self.base, **candidate.settings}

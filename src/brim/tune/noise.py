@@ -3,8 +3,9 @@
 A run of a job differs from the next run of the same job by more than its steps differ among
 themselves: memory lies elsewhere, other programs run, the device is warmer.  So the unit is the
 run.  The spread between runs of one setting is learned from every setting that was run more than
-once, together with a prior (4 % of a run's mean, worth four degrees of freedom), since two runs
-alone would often agree by chance.  Steps are paired by number: the same seed gives the same data.
+once, together with a prior (4 % of a run's mean, on an accelerator 2 %, worth four degrees of
+freedom), since two runs alone would often agree by chance.  Steps are paired by number: the same
+seed gives the same data.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy.typing as npt
 from brim.record.ladder import Speedup
 
 PRIOR_SPREAD: Final = 0.04
+PRIOR_SPREAD_ON_DEVICE: Final = 0.02
+"""Where an accelerator does the work, and the host's other programs only reach its launches."""
 PRIOR_FREEDOM: Final = 4
 FEWEST_STEPS: Final = 5
 """Steps that two runs must have in common to be paired by number."""
@@ -43,9 +46,9 @@ class Noise:
     freedom: int = PRIOR_FREEDOM
 
     @classmethod
-    def learned(cls, groups: Sequence[Sequence[Steps]]) -> Noise:
+    def learned(cls, groups: Sequence[Sequence[Steps]], prior: float = PRIOR_SPREAD) -> Noise:
         """``groups``: runs of one setting each; those with a single run say nothing."""
-        squares = PRIOR_FREEDOM * PRIOR_SPREAD**2
+        squares = PRIOR_FREEDOM * prior**2
         freedom = PRIOR_FREEDOM
         for runs in groups:
             means = [math.log(mean) for mean in _means(runs)]

@@ -41,6 +41,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of all ranks."""
 
     @property
+    def on_device(self) -> bool:
+        """It trained on an accelerator."""
+        return bool(self.device) and "no accelerator" not in self.device
+
+    @property
     def fate(self) -> Fate:
         """For the ladder, of a run that failed."""
         assert self.ending != "measured"

@@ -78,7 +78,6 @@ def of_config(
 
 def fields(outcome: Outcome, now: Mapping[str, Any]) -> list[Candidate]:
     """What could be tried when the configuration is ``now`` (dotted fields)."""
-    on_device = bool(outcome.device) and "no accelerator" not in outcome.device
     found = [
         Candidate(settings={field: value}, expected=worth)
         for field, value, worth in _AUTOMATIC
@@ -87,8 +86,8 @@ def fields(outcome: Outcome, now: Mapping[str, Any]) -> list[Candidate]:
     found += [c for finding in outcome.findings for c in _for_input(finding)]
     longer = _longer_rows(now)
     if longer is not None:
-        found.append(Candidate(settings=longer, expected=1.1 if on_device else 1.02))
-    if on_device:
+        found.append(Candidate(settings=longer, expected=1.1 if outcome.on_device else 1.02))
+    if outcome.on_device:
         found += [Candidate(settings=dict(s), expected=worth) for s, worth in _ON_A_DEVICE]
     return sorted(found, key=lambda c: -c.expected)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
-from brim.tune.apply.command import Invocation
-from brim.tune.apply.frameworks import Arguments, Known, arguments_for, own_flag
+from brim.tune.apply.command import Invocation, read_command
+from brim.tune.apply.frameworks import Arguments, Known, arguments_for, batch_of, own_flag
 from brim.tune.apply.preparing import with_arguments
 from brim.tune.knobs import KNOBS, Settings, Value
 
@@ -90,3 +90,19 @@ def test_transformers_reads_copies_that_do_not_block() -> None:
 def test_a_scripts_own_flag_is_told_by_its_whole_name(source: str, flag: str | None) -> None:
     assert own_flag("loader.num_workers", source) == flag
     assert own_flag("recompute", source) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("swift sft --per_device_train_batch_size 2", (2, None)),
+        ("swift sft --per_device_train_batch_size 2 --gradient_accumulation_steps 4", (2, 4)),
+        ("llamafactory-cli train --per_device_train_batch_size 3", (3, 1)),
+        ("python no-such-file.py --per_device_train_batch_size 8", (8, None)),
+        ("swift sft --per_device_train_batch_size many", (None, None)),
+    ],
+)
+def test_the_batch_of_a_step_is_read_from_the_command_where_it_tells(
+    words: str, found: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    assert batch_of(Known(read_command(words.split(), tmp_path))) == found

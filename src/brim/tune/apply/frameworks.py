@@ -112,6 +112,20 @@ def _micro(default_batch: int, default_steps: int | None) -> Rule:
     return rule
 
 
+def batch_of(known: Known) -> tuple[int | None, int | None]:
+    """(samples of a forward pass, forward passes of a step); None where the job does not tell."""
+    default = {"hf-trainer": 1, "llama-factory": 1}.get(known.invocation.framework)
+    steps = known("gradient_accumulation_steps") or default
+    return _count(known("per_device_train_batch_size")), _count(steps)
+
+
+def _count(text: str | int | None) -> int | None:
+    try:
+        return int(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
 def _hf_non_blocking(value: Value, known: Known) -> Arguments | None:
     if known("accelerator_config") is not None:
         return None

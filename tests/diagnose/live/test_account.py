@@ -48,6 +48,15 @@ def test_a_loop_whose_time_cannot_be_told_apart_is_not_called_healthy() -> None:
     assert _shares(found) == {UNKNOWN: pytest.approx(1.0)}
 
 
+def test_time_that_no_rule_knows_is_said_to_be_somewhere() -> None:
+    found = _diagnose(
+        run(process(steps(50, samples=seen(("1", 0.06), ("3", 0.04))), footer=Footer()))
+    )
+    (note,) = found.notes
+    assert note.startswith("40.0 % of the time the training thread is in Python that no rule knows")
+    assert note.endswith("shuffle_things (me/train.py) at me/train.py:50")
+
+
 @pytest.mark.parametrize(("wait", "reported"), [(0.004, False), (0.006, True)])
 def test_a_cause_is_a_finding_from_five_percent_on(wait: float, reported: bool) -> None:
     found = _diagnose(

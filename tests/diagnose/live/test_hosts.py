@@ -24,6 +24,7 @@ from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import Evidence, gather
 from brim.diagnose.live.hosts import clues, describe, unpriced_modes
 from brim.diagnose.live.window import choose
+from brim.diagnose.remedies import for_cause
 
 
 def _clues(found: Evidence, *, memory_stall: float | None = None, **host: Any) -> list[Clue]:
@@ -208,6 +209,23 @@ def test_work_in_every_step_is_not_called_periodic_in_words() -> None:
     assert "in every step" in clue.evidence[0]
 
 
+def test_a_part_of_every_step_that_a_sample_hits_now_and_then_has_no_period() -> None:
+    lines = steps(60, samples=seen(("1", 0.1)))
+    for position in range(0, 60, 4):
+        lines[position].samples = seen(("9", 0.1))
+    assert "spread over all steps" in _one(evidence(lines, LOG)).evidence[0]
+
+
+def test_copies_of_the_weights_are_to_be_averaged_in_place() -> None:
+    copies = stack(
+        "8", (f"{TORCH}/nn/parameter.py", "Parameter.__deepcopy__"),
+        ("/usr/lib/python3.12/copy.py", "deepcopy"), (TRAIN, "keep", 20, ""), MAIN,
+    )  # fmt: skip
+    clue = _one(evidence(steps(20, samples=seen(("1", 0.08), ("8", 0.02))), copies))
+    assert "copying or averaging the weights took 400 ms" in clue.evidence[0]
+    assert for_cause(clue.cause, clue.facts)[0].id == "average-in-place"
+
+
 def test_work_without_a_period_gives_the_number_of_steps() -> None:
     lines = steps(60, samples=seen(("1", 0.1)))
     for position in (3, 30, 44):
@@ -234,6 +252,21 @@ def test_a_thread_that_waits_for_a_core_under_a_limit_is_the_limits_fault(
     lines = steps(10, run_delay=delay, samples=seen(("1", 0.1)))
     found = [c.cause for c in _clues(evidence(lines), **host)]
     assert found == ["input.cpu-limit"] * named
+
+
+def test_more_compute_threads_than_cores_cost_what_the_training_thread_waits_for_them() -> None:
+    waits = {"1": (1, 0.1, 0.02, 0.0)}  # of 0.1 s of computing 0.02 s on a core
+    found = evidence(steps(10, run_delay=0.04, samples=waits), threads=24)
+    (clue,) = _clues(found, machine=2, usable=2.0)
+    assert (clue.cause, clue.seconds) == ("input.oversubscription", pytest.approx(0.8))
+    assert for_cause(clue.cause, clue.facts)[0].id == "threads-as-cores"
+
+
+def test_on_a_device_the_thread_may_be_off_its_core_for_the_devices_sake() -> None:
+    waits = {"1": (1, 0.1, 0.02, 0.0)}
+    found = evidence(steps(10, run_delay=0.04, samples=waits), threads=24, device={"name": "H200"})
+    (clue,) = _clues(found, machine=2, usable=2.0)
+    assert clue.seconds == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(("stall", "named"), [(None, False), (0.05, False), (0.3, True)])

@@ -23,6 +23,7 @@ from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import gather
 from brim.diagnose.live.inputs import Machine, clues
 from brim.diagnose.live.window import choose
+from brim.diagnose.remedies import for_cause
 
 WAITS: dict[str, Any] = {"input_wait": 0.06, "input_cpu": 0.001, "batches": 1}
 
@@ -217,6 +218,12 @@ def test_few_dense_tensors_are_no_fault_of_the_hand_over_and_many_are() -> None:
 DECODE = stack(
     "5", (f"{SITE}/PIL/Image.py", "open"), (TRAIN, "train", 33, "img = Image.open(p)"), MAIN
 )
+FETCH = stack(
+    "6",
+    ("/usr/lib/python3.12/socket.py", "SocketIO.readinto"),
+    (TRAIN, "get", 21, "x = read()"),
+    MAIN,
+)
 GET = stack("6", ("/usr/lib/python3.12/queue.py", "Queue.get"), (TRAIN, "train", 31, ""), MAIN)
 
 
@@ -229,11 +236,75 @@ def test_samples_prepared_in_the_loop_itself_are_main_process_work() -> None:
     assert clue.where.line == 33
 
 
-def test_a_queue_that_is_no_dataloaders_is_a_producer_that_was_not_seen() -> None:
+@pytest.mark.parametrize(
+    ("used", "cause", "confidence"),
+    [(None, "input.workers", "low"), (1.2, "input.workers", "medium"),
+     (7.8, "input.decode", "medium")],
+)  # fmt: skip
+def test_a_queue_that_is_no_dataloaders_is_a_producer_that_was_not_seen(
+    used: float | None, cause: str, confidence: str
+) -> None:
     found = evidence(steps(100, samples=seen(("1", 0.06), ("6", 0.04))), GET)
-    (clue,) = clues(found, None, machine())
-    assert (clue.cause, clue.confidence) == ("input.workers", "low")
+    (clue,) = clues(found, None, machine(job=used))
+    assert (clue.cause, clue.confidence) == (cause, confidence)
     assert "workers" not in clue.facts  # no number can be advised
+
+
+def test_a_loop_that_is_off_its_core_while_it_fetches_waits_for_storage() -> None:
+    waiting = {"6": (1, 0.06, 0.001, 0.0)}
+    found = evidence(steps(100, samples=seen(("1", 0.04)) | waiting), FETCH)
+    (clue,) = clues(found, None, machine())
+    assert (clue.cause, clue.seconds) == ("input.storage", pytest.approx(6.0))
+    assert "computed 1.7 % of that time" in clue.evidence[1]
+
+
+def test_a_loop_without_a_core_while_it_decodes_is_not_said_to_wait_for_storage() -> None:
+    starved = {"5": (1, 0.06, 0.012, 0.0)}
+    found = evidence(steps(100, samples=seen(("1", 0.04)) | starved, run_delay=0.05), DECODE)
+    assert [c.cause for c in clues(found, None, machine())] == ["input.main-process"]
+
+
+# ---------------------------------------------------------------------------------- the sampler
+
+TORCH_LOADER = f"{SITE}/torch/utils/data/dataloader.py"
+CHOOSE = stack(
+    "7", (TRAIN, "Budgeted.__iter__", 37, "for i in sorted(left):"),
+    (TORCH_LOADER, "_BaseDataLoaderIter._next_index"),
+    (TORCH_LOADER, "_MultiProcessingDataLoaderIter._try_put_index"), MAIN, phase="input",
+)  # fmt: skip
+IDLE: dict[str, Any] = {"getitem": 0.01, "thread_cpu": 0.01, "cpu": 0.01, "waiting": 0.99}
+
+
+def test_a_sampler_that_computes_in_the_training_thread_is_no_fault_of_the_workers() -> None:
+    lines = steps(100, **(WAITS | {"ready": 4}), samples=seen(("1", 0.04), ("7", 0.055)))
+    found = evidence(lines, CHOOSE)
+    (clue,) = clues(found, workers(found.chosen, 2, **IDLE), machine())
+    assert (clue.cause, clue.seconds) == ("input.main-process", pytest.approx(6.0))
+    assert clue.where is not None
+    assert clue.where.line == 37
+    (remedy,) = for_cause(clue.cause, clue.facts)
+    assert remedy.id == "cheaper-sampler"
+
+
+def test_a_sampler_that_is_a_small_part_of_the_wait_is_not_named() -> None:
+    waiting = seen(("1", 0.04), ("7", 0.01), ("2", 0.05))
+    found = evidence(steps(100, **WAITS, samples=waiting), CHOOSE)
+    (clue,) = clues(found, workers(found.chosen, 2), machine())
+    assert clue.cause == "input.workers"
+
+
+def test_workers_that_wait_for_a_lock_are_not_told_to_be_more() -> None:
+    lock = stack(
+        "1", ("/usr/lib/python3.12/multiprocessing/synchronize.py", "SemLock.__enter__"),
+        (TRAIN, "Container.__getitem__", 29, "with self.lock:"), phase="getitem", pid=201,
+    )  # fmt: skip
+    found = evidence(steps(100, **WAITS))
+    load = workers(found.chosen, 2, stacks=(lock,), thread_cpu=0.01, cpu=0.01)
+    (clue,) = clues(found, load, machine())
+    assert clue.cause == "input.storage"
+    assert "100.0 % of the time they wait for a lock" in clue.evidence[2]
+    assert "more workers" not in clue.evidence[2]
+    assert for_cause(clue.cause, clue.facts)[0].id == "one-handle-a-worker"
 
 
 # ---------------------------------------------------------------------------------- the start

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.diagnose.live.records import process
+from tests.diagnose.live.records import MAIN, TRAIN, process, stack
 
+from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import Evidence, gather
 from brim.diagnose.live.ranks import clues, waits
 from brim.diagnose.live.window import choose
@@ -111,3 +112,73 @@ def test_ranks_are_matched_from_the_end_and_a_rank_without_steps_harms_nothing()
     found = waits([_rank(0, [0.02] * 5 + [0.06] * 10), _rank(1, [0.06] * 10)])
     assert found.work[0] == pytest.approx([0.06] * 10)
     assert clues([_rank(0, [0.06] * 10), _rank(1, [])]) == [[], []]
+
+
+# ------------------------------------------------------------------- what the late rank does
+
+SHARD = Clue(cause="input.storage", seconds=1.0, evidence=("its disk",), report_from=0.1)
+SAVES = Clue(cause="host.periodic", seconds=0.5, evidence=("it saves",), after=0.0)
+
+
+def _found(ranks: list[Evidence], own: list[list[Clue]]) -> list[dict[str, Clue]]:
+    return [{c.cause: c for c in of} for of in clues(ranks, own)]
+
+
+def test_waiting_for_a_rank_that_waits_for_its_disk_is_its_disks_fault() -> None:
+    late = _rank(1, [0.04] * 20, input_wait=0.06, backward=0.0)
+    early, _ = _found([_rank(0, [0.04] * 20), late], [[], [SHARD]])
+    assert set(early) == {"input.storage"}
+    assert early["input.storage"].seconds == pytest.approx(0.06 * 20)
+    assert early["input.storage"].report_from == 0.1
+    assert early["input.storage"].for_other
+    assert "for rank 1, which waited for its batch" in early["input.storage"].evidence[0]
+
+
+def test_a_rank_that_saves_now_and_then_holds_up_the_others_for_as_long() -> None:
+    writer, other = _rank(0, [0.1] * 20), _rank(1, [0.1] * 20)
+    for position in (4, 9, 14, 19):
+        writer.chosen.steps[position].save = 0.06
+        other.chosen.steps[position].cpu = 0.04
+    writer, other = (gather(e.process, e.chosen) for e in (writer, other))
+    _, held_up = _found([writer, other], [[SAVES], []])
+    assert held_up["host.periodic"].seconds == pytest.approx(4 * 0.06)
+    assert held_up["host.periodic"].after == 0.0
+
+
+def test_collections_that_hit_the_ranks_in_turn_are_seen_step_by_step() -> None:
+    collects = Clue(cause="host.gc", seconds=0.6, evidence=("gc",))
+    ranks = [_rank(0, [0.04, 0.1] * 10), _rank(1, [0.1, 0.04] * 10)]
+    for rank in ranks:
+        for step in rank.chosen.steps:
+            step.gc = 0.06 if step.cpu == 0.1 else 0.0
+    for of in _found(ranks, [[collects], [collects]]):
+        assert set(of) == {"host.gc"}
+        assert of["host.gc"].seconds == pytest.approx(0.6)
+
+
+def test_what_both_ranks_do_alike_explains_no_waiting() -> None:
+    early = _rank(0, [0.05] * 20, input_wait=0.02, input_cpu=0.02)
+    late = _rank(1, [0.1] * 20, input_wait=0.02, input_cpu=0.02)
+    found, _ = _found([early, late], [[SHARD], [SHARD]])
+    assert set(found) == {"comm.straggler-data"}
+
+
+def test_the_part_that_a_chore_does_not_explain_stays_with_the_straggler() -> None:
+    late = _rank(1, [0.07] * 20, input_wait=0.03, backward=0.0)
+    early, _ = _found([_rank(0, [0.04] * 20), late], [[], [SHARD]])
+    assert early["input.storage"].seconds == pytest.approx(0.03 * 20)
+    assert early["comm.straggler-data"].seconds == pytest.approx(0.03 * 20)
+
+
+def test_without_a_rule_that_names_the_chore_the_late_rank_is_a_straggler() -> None:
+    late = _rank(1, [0.04] * 20, input_wait=0.06, backward=0.0)
+    early, _ = _found([_rank(0, [0.04] * 20), late], [[], []])
+    assert set(early) == {"comm.straggler-device"}
+
+
+def test_sampled_chores_are_compared_over_the_window() -> None:
+    late = _rank(1, [0.1] * 20, samples={"9": (1, 0.06, 0.06, 0.0)})
+    late.process.stacks["9"] = stack("9", (TRAIN, "write_histograms", 30, "x"), MAIN)
+    late = gather(late.process, late.chosen)
+    early, _ = _found([_rank(0, [0.04] * 20), late], [[], [SAVES]])
+    assert early["host.periodic"].seconds == pytest.approx(0.06 * 20)

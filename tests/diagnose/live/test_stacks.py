@@ -15,6 +15,9 @@ BACKWARD = (f"{TORCH}/autograd/graph.py", "_engine_run_backward")
 CHECKPOINT = (f"{TORCH}/utils/checkpoint.py", "CheckpointFunction.backward")
 
 
+LIB = "/usr/lib/python3.12"
+
+
 def _own(function: str, text: str = "") -> tuple[Any, ...]:
     return (TRAIN, function, 30, text)
 
@@ -45,6 +48,26 @@ def _own(function: str, text: str = "") -> tuple[Any, ...]:
         ("compute", [(f"{TORCH}/autograd/profiler.py", "record_function.__exit__"),
                      (f"{TORCH}/optim/optimizer.py", "wrapper"), _own("train")]),
         ("comm", [(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"), _own("train")]),
+        ("log", [(f"{SITE}/pandas/core/generic.py", "NDFrame.to_csv"), MAIN]),
+        ("log", [(f"{LIB}/json/encoder.py", "JSONEncoder.encode"), (f"{LIB}/json/__init__.py",
+                 "dumps"), MAIN]),
+        ("log", [_own("train", "with open('loss.txt', 'a') as f:")]),
+        ("prepare", [(f"{LIB}/json/decoder.py", "JSONDecoder.raw_decode"),
+                     (f"{LIB}/json/__init__.py", "loads"), MAIN]),
+        ("prepare", [(f"{LIB}/csv.py", "DictReader.__next__"), MAIN]),
+        ("prepare", [_own("Pages.get_batch", "rows.append(x)"), MAIN]),
+        ("prepare", [_own("next_training_batch"), MAIN]),
+        ("prepare", [_own("train", "record = json.loads(line)")]),
+        ("fetch", [(f"{LIB}/socket.py", "SocketIO.readinto"), (f"{LIB}/http/client.py",
+                   "HTTPResponse.begin"), _own("Service.get")]),
+        ("fetch", [(f"{SITE}/botocore/httpsession.py", "send"), _own("train")]),
+        ("metric", [(f"{SITE}/sklearn/metrics/_ranking.py", "roc_auc_score"), MAIN]),
+        ("metric", [_own("AveragePrecision.compute", "ranks = sorted(rows)"), MAIN]),
+        ("metric", [_own("top_k_accuracy", "order = np.argsort(-queries @ targets.T)"), MAIN]),
+        ("copy", [(f"{TORCH}/nn/parameter.py", "Parameter.__deepcopy__"),
+                  (f"{LIB}/copy.py", "deepcopy"), MAIN]),
+        ("copy", [(f"{TORCH}/optim/swa_utils.py", "AveragedModel.update_parameters"), MAIN]),
+        ("copy", [_own("ModelEMA.update", "value.mul_(d).add_(new)"), MAIN]),
         ("sleep", [_own("train", "time.sleep(0.1)")]),
         ("python", [_own("train", "total += 1")]),
         ("python", []),
@@ -61,17 +84,26 @@ def test_each_kind_is_told_by_its_frames(kind: str, frames: list[tuple[Any, ...]
         [LINEAR, CALL, _own("train_and_save_checkpoint"), MAIN],
         [LINEAR, CALL, _own("log_and_train"), MAIN],
         [LINEAR, CALL, _own("collate_and_step"), MAIN],
+        [LINEAR, CALL, _own("score_and_train"), MAIN],
+        # a score that is differentiated is a loss
+        [_own("dice_score", "return 1 - (2 * torch.sum(a * b) / torch.sum(a + b))"), MAIN],
+        [_own("iou_loss", "y = a @ b"), MAIN],
         # calling what was compiled is no compilation
         [(f"{TORCH}/_dynamo/eval_frame.py", "compile_wrapper"), LINEAR, CALL, _own("train")],
         # checkpointing's own forward pass is the first one
         [LINEAR, CALL, (f"{TORCH}/utils/checkpoint.py", "checkpoint"), CALL, _own("train")],
     ],
-    ids=["save", "log", "prepare", "compiled", "first-forward"],
+    ids=["save", "log", "prepare", "metric", "score", "loss", "compiled", "first-forward"],
 )
 def test_a_forward_pass_is_computing_whatever_stands_around_it(
     frames: list[tuple[Any, ...]],
 ) -> None:
     assert kind_of(stack("1", *frames)) == "compute"
+
+
+@pytest.mark.parametrize("folder", ["datasets", "evaluate", "wandb", "requests", "av"])
+def test_a_program_in_a_folder_of_a_librarys_name_is_not_that_library(folder: str) -> None:
+    assert kind_of(stack("1", (f"/mnt/{folder}/train.py", "main", 7, "total += 1"))) == "python"
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 window    which steps count
 stacks    what a stack of the training thread stands for
+occasional  what only long steps do
 evidence  sums over the window, one rank at a time
-inputs    which ``input.*`` a wait for the loader is
+inputs    which ``input.*`` a wait for the loader is; loaderless: input work without a loader
 hosts     garbage collection, locks, compilation, debug modes, periodic work, memory
 computes  padding, recomputation, attention: busy, but lost
+chores    what a rank does besides training
 ranks     who waits for whom
 account   all of it as one :class:`~brim.record.findings.Diagnosis`
 """

@@ -27,7 +27,8 @@ from brim.units import percent
 # Time that a kind holds is the clues' to explain; what they leave of it is unknown.
 _DIRECT = {
     "input": ("input.",),
-    stacks.PREPARE: ("input.main-process",),
+    stacks.PREPARE: ("input.main-process", "input.storage"),
+    stacks.FETCH: ("input.storage", "input.main-process"),
     stacks.QUEUE: ("input.",),
     "gc": ("host.gc",),
     "collect": ("memory.cache-flush",),
@@ -38,6 +39,9 @@ _DIRECT = {
     stacks.SAVE: ("host.periodic",),
     stacks.LOG: ("host.periodic",),
     stacks.EVALUATE: ("host.periodic",),
+    stacks.METRIC: ("host.periodic",),
+    stacks.COPY: ("host.periodic",),
+    stacks.NOW_AND_THEN: ("host.periodic",),
     stacks.TRACE: ("host.debug-mode",),
     stacks.RECOMPUTE: ("compute.recompute",),
     stacks.COMM: ("comm.",),
@@ -113,28 +117,34 @@ def look(run: Run, *, warmup: int | None = None) -> list[Rank]:
     evidences = [gather(p, choose(p, warmup=warmup)) for p in run.processes]
     machine = _machine(run, evidences)
     stall = _memory_stall(run, evidences)
-    across = ranks.clues([e for e in evidences if e.wall > 0])
     net = network.job(run, evidences, _hosts(run, evidences))
+    measured = [e for e in evidences if e.wall > 0]
+    alone = [_of_one(run, e, machine, stall) for e in measured]
+    across = ranks.clues(measured, [clues for _, clues in alone])
     found = []
-    for position, evidence in enumerate(e for e in evidences if e.wall > 0):
-        lines = run.workers.get(evidence.rank, [])
-        table = run.worker_stacks.get(evidence.rank, {})
-        workers = gather_workers(lines, evidence.chosen, table)
-        clues = [
-            *inputs.clues(
-                evidence,
-                workers,
-                machine,
-                first_fetch=first_fetch(lines, evidence.chosen),
-                own=gather_threads(run.loaders.get(evidence.rank), evidence.chosen),
-            ),
-            *hosts.clues(evidence, machine, memory_stall=stall),
-            *computes.clues(evidence, memory_free=_memory_free(run, evidence)),
-            *across[position],
-            *(network.clues(net) if net is not None and position == 0 else ()),
-        ]
-        found.append(Rank(evidence=evidence, workers=workers, clues=clues))
+    for evidence, (workers, own), together in zip(measured, alone, across, strict=True):
+        wired = network.clues(net) if net is not None and not found else []
+        found.append(Rank(evidence=evidence, workers=workers, clues=[*own, *together, *wired]))
     return found
+
+
+def _of_one(
+    run: Run, evidence: Evidence, machine: Machine, stall: float | None
+) -> tuple[Workers | None, list[Clue]]:
+    """What one rank's own records tell."""
+    lines = run.workers.get(evidence.rank, [])
+    table = run.worker_stacks.get(evidence.rank, {})
+    workers = gather_workers(lines, evidence.chosen, table)
+    loading = inputs.clues(
+        evidence,
+        workers,
+        machine,
+        first_fetch=first_fetch(lines, evidence.chosen),
+        own=gather_threads(run.loaders.get(evidence.rank), evidence.chosen),
+    )
+    others = hosts.clues(evidence, machine, memory_stall=stall)
+    busy = computes.clues(evidence, memory_free=_memory_free(run, evidence))
+    return workers, [*loading, *others, *busy]
 
 
 def _hosts(run: Run, evidences: Sequence[Evidence]) -> list[HostSample]:
@@ -231,6 +241,7 @@ def _starved(rank: Rank, named: Mapping[str, float]) -> float:
 def _take(left: dict[str, float], clue: Clue) -> float:
     """Seconds for a clue: from the kinds that are its own, then from computing, then the rest."""
     own = [k for k, causes in _DIRECT.items() if clue.cause.startswith(causes)]
+    own = [stacks.COMM, stacks.COMPUTE, *own] if clue.for_other else own
     taken = 0.0
     for kind in [*own, stacks.COMPUTE, stacks.PYTHON]:
         part = min(left.get(kind, 0.0), max(0.0, clue.seconds - taken))
@@ -354,6 +365,7 @@ def notes(run: Run, found: Sequence[Rank]) -> list[str]:
         "run without it"
         for mode in hosts.unpriced_modes(first)
     ]
+    said += _unexplained(first)
     evidences = [r.evidence for r in found]
     if (net := network.job(run, evidences, _hosts(run, evidences))) is not None:
         said += network.notes(net)
@@ -361,6 +373,18 @@ def notes(run: Run, found: Sequence[Rank]) -> list[str]:
     if steps < 10 and found[0].evidence.chosen.clock != "exit":
         said.append(f"{steps} step{'s' * (steps != 1)} measured: the shares are rough")
     return said
+
+
+def _unexplained(evidence: Evidence) -> list[str]:
+    """Where the time went that no rule knows: the user may."""
+    sites = evidence.of(stacks.PYTHON, stacks.SLEEP)
+    share = evidence.share(stacks.PYTHON) + evidence.share(stacks.SLEEP)
+    if not sites or share < REPORTED_FROM:
+        return []
+    return [
+        f"{percent(share)} of the time the training thread is in Python that no rule knows, most "
+        f"of it in {hosts.describe(sites[0])}"
+    ]
 
 
 def _nothing(run: Run) -> Diagnosis:

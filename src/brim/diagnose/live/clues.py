@@ -24,6 +24,8 @@ class Clue:
     """The seconds lie before the window; they are added to what was seen."""
     report_from: float = REPORTED_FROM
     """Share of the time below which it is a price that everybody pays, and no finding."""
+    for_other: bool = False
+    """The rank waits in a collective for another one that does this."""
     facts: dict[str, float | int | str] = field(default_factory=dict)
     """Named figures for the remedies: ``workers``, ``pad_share``, …"""
 

@@ -7,10 +7,11 @@ lies between is split by the sampled stacks, scaled so that the parts sum to the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from brim.diagnose.live import stacks
+from brim.diagnose.live.occasional import belongs_to_a_step, occasional
 from brim.diagnose.live.window import Chosen
 from brim.record.steps import Process, Stack, Step, merge
 
@@ -97,7 +98,15 @@ def _sites(process: Process, chosen: Chosen) -> list[Site]:
             site.cpu += cpu
             site.locked += locked
             site.steps.append(position)
+    _rename_occasional(chosen, found.values())
     return sorted(found.values(), key=lambda s: -s.wall)
+
+
+def _rename_occasional(chosen: Chosen, sites: Collection[Site]) -> None:
+    lines = occasional(chosen.steps, sites)
+    for entry in sites if lines else ():
+        if not belongs_to_a_step(entry) and not lines.isdisjoint(entry.stack.frames):
+            entry.kind = stacks.NOW_AND_THEN
 
 
 def _kind(stack: Stack) -> str:

@@ -5,16 +5,34 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 
 from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.live.evidence import Evidence, Site
 from brim.diagnose.live.inputs import Machine
-from brim.diagnose.live.stacks import EVALUATE, LOG, SAVE, TRACE, function_of, short, site
+from brim.diagnose.live.stacks import (
+    COMPUTE,
+    COPY,
+    EVALUATE,
+    LOG,
+    METRIC,
+    NOW_AND_THEN,
+    SAVE,
+    TRACE,
+    function_of,
+    short,
+    site,
+)
 from brim.record.findings import Where
+from brim.record.steps import Step
 from brim.units import duration, percent
 
 STARVED = 0.12
 """Share of the time without a core, from which on the training thread is called starved."""
+ENOUGH = 20
+"""Steps between probes that are compared with them rather than all steps of the window."""
+MANY = 0.1
+"""Share of the steps in which a stack was seen, from which on it may be a part of every step."""
 PRESSURE = 0.1
 """Share of the time in which tasks waited for memory, from which on it is called short."""
 
@@ -156,9 +174,12 @@ def _debug(evidence: Evidence) -> Clue | None:
 
 
 def _probed(evidence: Evidence) -> tuple[float, str]:
-    """By the steps for which the hooks switched the modes off."""
-    slow = statistics.median(s.wall - s.input_wait for s in evidence.chosen.steps)
-    fast = statistics.median(s.wall - s.input_wait for s in evidence.chosen.probed)
+    """By the steps for which the hooks switched the modes off, and those between them."""
+    probed = evidence.chosen.probed
+    between = [s for s in evidence.chosen.steps if probed[0].n < s.n < probed[-1].n]
+    like = between if len(between) >= ENOUGH else evidence.chosen.steps
+    slow = statistics.median(s.wall - s.input_wait for s in like)
+    fast = statistics.median(s.wall - s.input_wait for s in probed)
     how = (
         f"a step takes {duration(slow)} with it and {duration(fast)} without, measured by "
         f"switching it off for {len(evidence.chosen.probed)} steps"
@@ -214,11 +235,18 @@ def _tracer(modes: list[str]) -> Where | None:
     return None
 
 
-_WORK = {SAVE: "saving (checkpoints, images)", LOG: "logging", EVALUATE: "evaluation"}
+_WORK = {
+    SAVE: "saving (checkpoints, images)",
+    LOG: "logging",
+    EVALUATE: "evaluation",
+    METRIC: "counting metrics",
+    COPY: "copying or averaging the weights",
+    NOW_AND_THEN: "work that only long steps do",
+}
 
 
 def _periodic(evidence: Evidence) -> list[Clue]:
-    """Saving, logging and evaluating are one cause; the largest of them names it."""
+    """Saving, logging, evaluating and the like are one cause; the largest of them names it."""
     found = []
     for kind, doing in _WORK.items():
         seconds = evidence.seconds.get(kind, 0.0)
@@ -231,25 +259,34 @@ def _periodic(evidence: Evidence) -> list[Clue]:
 def _period(evidence: Evidence, kind: str, doing: str, seconds: float, sites: list[Site]) -> Clue:
     steps = evidence.chosen.steps
     seen = sorted({p for s in sites for p in s.steps})
-    if kind == SAVE and evidence.total.save_n:
-        seen = [i for i, s in enumerate(steps) if s.save_n]
-    if kind == EVALUATE and evidence.total.evaluation_n:
-        seen = [i for i, s in enumerate(steps) if s.evaluation_n]
+    often = _every(seen, len(steps)) if _lengthens(steps, seen) else "spread over all steps"
+    counts = {SAVE: [s.save_n for s in steps], EVALUATE: [s.evaluation_n for s in steps]}
+    if any(exact := counts.get(kind, [])):
+        often = _every([i for i, n in enumerate(exact) if n], len(steps))
     top = f", most of it in {function_of(sites[0].stack)}" if sites else ""
     return Clue(
         cause="host.periodic",
         seconds=seconds,
         evidence=(
             f"{doing} took {duration(seconds)} of {duration(evidence.wall)} on the training "
-            f"thread, {_every(seen, len(steps))}{top}",
+            f"thread, {often}{top}",
         ),
         where=where(site(sites[0].stack)) if sites else None,
         after=0.0,
-        facts={"kind": kind},
+        facts={"kind": kind} | ({"copies": 1} if kind == COPY else {}),
     )
 
 
-def _every(seen: list[int], steps: int) -> str:
+def _lengthens(steps: Sequence[Step], seen: list[int]) -> bool:
+    """Are the steps in which it was seen longer than the others?  A sample hits a short step now
+    and then, whatever is done in each of them."""
+    others = [s.wall for i, s in enumerate(steps) if i not in set(seen)]
+    if len(seen) < MANY * len(steps) or len(others) < len(seen):
+        return True
+    return statistics.median(steps[i].wall for i in seen) > 1.2 * statistics.median(others)
+
+
+def _every(seen: Sequence[int], steps: int) -> str:
     """``every 20 steps``, by the most frequent distance."""
     if len(seen) >= 0.7 * steps:
         return "in every step"
@@ -269,18 +306,42 @@ def _cores(evidence: Evidence, machine: Machine) -> Clue | None:
     crowded = threads >= 2 * machine.usable
     if not limited and not crowded:
         return None
-    cause = "input.cpu-limit" if limited else "input.oversubscription"
-    return Clue(
-        cause=cause,
-        seconds=delay,
-        confidence="medium",
-        evidence=(
-            f"the training thread was runnable without a core for {duration(delay)} of "
-            f"{duration(evidence.wall)}",
-            f"the training processes run {threads} compute threads; they may use "
-            f"{machine.usable:g} of the machine's {machine.machine} cores",
-        ),
+    starved = (
+        f"the training thread was runnable without a core for {duration(delay)} of "
+        f"{duration(evidence.wall)}",
+        f"the training processes run {threads} compute threads; they may use "
+        f"{machine.usable:g} of the machine's {machine.machine} cores",
     )
+    if limited:
+        return Clue(cause="input.cpu-limit", seconds=delay, confidence="medium", evidence=starved)
+    return _crowded(evidence, machine, threads, delay, starved)
+
+
+def _crowded(
+    evidence: Evidence, machine: Machine, threads: int, delay: float, starved: tuple[str, ...]
+) -> Clue:
+    """More compute threads than cores: an operation ends when the last of its threads has had a
+    core.  Beside other ranks, or a device, the thread may be off its core for their sake."""
+    off_core = _off_core(evidence)
+    alone = machine.ranks == 1 and evidence.process.device is None
+    waits = (
+        f"it was off its core for {duration(off_core)} while computing: it waits for its own "
+        "threads, which wait for cores"
+    )
+    return Clue(
+        cause="input.oversubscription",
+        seconds=max(delay, off_core) if alone else delay,
+        confidence="medium",
+        evidence=(*starved, waits) if alone else starved,
+        facts={"training_threads": threads, "usable": f"{machine.usable:g}"},
+    )
+
+
+def _off_core(evidence: Evidence) -> float:
+    """Seconds of computing in which the training thread was not on a core."""
+    sites = evidence.of(COMPUTE)
+    wall, cpu = sum(s.wall for s in sites), sum(s.cpu for s in sites)
+    return evidence.seconds.get(COMPUTE, 0.0) * max(0.0, 1.0 - cpu / wall) if wall else 0.0
 
 
 def _pressure(evidence: Evidence, memory_stall: float | None) -> Clue | None:

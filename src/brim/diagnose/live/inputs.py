@@ -8,14 +8,15 @@ wait for a core, and only then: are they too few, or is the work too dear for th
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from brim.diagnose.causes import REPORTED_FROM
-from brim.diagnose.live import threads
+from brim.diagnose.live import loaderless, threads
 from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.live.evidence import Evidence
 from brim.diagnose.live.loaders import Workers
-from brim.diagnose.live.stacks import PREPARE, QUEUE, function_of, site
+from brim.diagnose.live.stacks import function_of, site
 from brim.diagnose.live.threads import Threads
 from brim.units import duration, percent, size
 
@@ -26,10 +27,11 @@ SATURATED = 0.9
 BLOCKED = 0.5
 """A worker that is off its core, and not for want of one, for more than this share of the time in
 which it makes batches, waits for something: storage."""
-STARVED = 0.2
 SEVERAL = 1.4
 """Threads of one worker that want a core at once, from which on they are more than one."""
 MOST_WORKERS = 256
+LOCKED = 0.3
+"""Share of the workers' time in a lock, from which on it is the lock that they wait for."""
 STARTUP_S = 3.0
 """A start that the training process itself works on is looked at from here,"""
 LONG_START_S = 15.0
@@ -67,7 +69,10 @@ def clues(
 
     ``first_fetch``: seconds that a worker spent making batches before the window began.
     """
-    found = [_startup(evidence, first_fetch), _in_loop(evidence), _custom(evidence)]
+    found = [
+        _startup(evidence, first_fetch),
+        *loaderless.clues(evidence, cores=machine.usable, used=machine.job),
+    ]
     waited = evidence.seconds.get("input", 0.0)
     if waited > 0:
         found.append(_priced(evidence, _steady(evidence, workers, machine, waited, own)))
@@ -102,6 +107,8 @@ def _steady(
         return _main_process(evidence, waited)
     if epoch > MAIN_SHARE * waited:
         return _refill(evidence, waited, epoch)
+    if (sampler := _sampler(evidence, waited)) is not None:
+        return sampler
     if total.rebuild > MAIN_SHARE * waited:
         handoff = _handoff(evidence, workers, waited)
         cheap = waited < handoff.report_from * evidence.wall
@@ -162,7 +169,7 @@ def _main_process(evidence: Evidence, waited: float) -> Clue:
     places = [s for s in evidence.sites if s.stack.phase == "input"]
     top = places[0] if places else None
     doing = f", most of it in {function_of(top.stack)}" if top else ""
-    blocked = runnable < 0.3
+    blocked = runnable < loaderless.ON_CORE
     cause = "input.storage" if blocked else "input.main-process"
     stage = f"per step: getitem {duration(total.getitem / len(evidence.chosen.steps))}"
     return Clue(
@@ -176,6 +183,29 @@ def _main_process(evidence: Evidence, waited: float) -> Clue:
         ),
         where=where(site(top.stack)) if top else None,
         facts={"batch_s": waited / max(1, total.batches), "blocked": int(blocked)},
+    )
+
+
+def _sampler(evidence: Evidence, waited: float) -> Clue | None:
+    """Workers wait for their indices: the sampler runs in the training thread, in ``next()``."""
+    sites = [s for s in evidence.sites if s.stack.phase == "input"]
+    choosing = [s for s in sites if any(f.function.endswith("_next_index") for f in s.stack.frames)]
+    part = sum(s.wall for s in choosing) / max(1e-9, sum(s.wall for s in sites))
+    if not choosing or part < MAIN_SHARE:
+        return None
+    top = choosing[0]
+    return Clue(
+        cause="input.main-process",
+        seconds=waited,
+        evidence=(
+            f"the sampler chooses indices in the training thread: {percent(part)} of the "
+            f"{duration(waited)} of {duration(evidence.wall)} that the loop spent in the loader, "
+            f"most of it in {function_of(top.stack)}",
+            f"{evidence.total.ready / max(1, evidence.total.batches):.1f} batches lay ready: the "
+            "workers are not what it waits for",
+        ),
+        where=where(site(top.stack)),
+        facts={"sampler": 1},
     )
 
 
@@ -232,12 +262,19 @@ def _workers(evidence: Evidence, workers: Workers, machine: Machine, waited: flo
     return _cpu(evidence, workers, machine, waited)
 
 
+_LOCKS = re.compile(r"SemLock|Lock\.|\block(f|ed)?\b|acquire|flock|filelock|fasteners|portalocker")
+
+
 def _storage(evidence: Evidence, workers: Workers, waited: float) -> Clue:
     """Bandwidth when bytes flow while the workers wait, else latency."""
     read = workers.read_calls_bytes
     seconds = max(evidence.wall, 1e-9)
     per_sample = read / max(1, workers.samples)
     kind = "bandwidth" if per_sample > 1 << 20 else "latency"
+    locked = sum(share for name, share in workers.top if _LOCKS.search(name))
+    healed = ", which more workers hide" if kind == "latency" else ""
+    if locked > LOCKED:
+        healed = f"; {percent(locked)} of the time they wait for a lock: one reads at a time"
     top = ", ".join(f"{name} {percent(share)}" for name, share in workers.top[:2])
     return Clue(
         cause="input.storage",
@@ -246,11 +283,10 @@ def _storage(evidence: Evidence, workers: Workers, waited: float) -> Clue:
             _waited(evidence, waited),
             f"while making a batch the workers computed {percent(workers.on_core)} of the time and "
             f"were blocked {percent(workers.blocked)}: {top or 'in system calls'}",
-            f"they read {size(read / seconds)}/s, {size(per_sample)} a sample: {kind}"
-            + ("" if kind == "bandwidth" else ", which more workers hide"),
+            f"they read {size(read / seconds)}/s, {size(per_sample)} a sample: {kind}{healed}",
         ),
         where=where(workers.place),
-        facts={"kind": kind, "workers": workers.count},
+        facts={"kind": kind, "workers": workers.count} | ({"lock": 1} if locked > LOCKED else {}),
     )
 
 
@@ -349,43 +385,6 @@ def _clue(cause: str, waited: float, lines: list[str], workers: Workers) -> Clue
         evidence=tuple(lines),
         where=where(workers.place),
         facts={"workers": workers.count, "threads": workers.threads, "cores": workers.cores},
-    )
-
-
-def _in_loop(evidence: Evidence) -> Clue | None:
-    """Samples are prepared in the loop itself, outside any loader."""
-    sites = evidence.of(PREPARE)
-    seconds = evidence.seconds.get(PREPARE, 0.0)
-    if not sites or seconds <= 0:
-        return None
-    top = sites[0]
-    return Clue(
-        cause="input.main-process",
-        seconds=seconds,
-        evidence=(
-            f"the training loop itself prepares samples: {duration(seconds)} of "
-            f"{duration(evidence.wall)}, most of it in {function_of(top.stack)}",
-        ),
-        where=where(site(top.stack)),
-    )
-
-
-def _custom(evidence: Evidence) -> Clue | None:
-    """The loop waits in a queue that is not a torch DataLoader's."""
-    sites = evidence.of(QUEUE)
-    seconds = evidence.seconds.get(QUEUE, 0.0)
-    if not sites or seconds <= 0:
-        return None
-    return Clue(
-        cause="input.workers",
-        seconds=seconds,
-        confidence="low",
-        evidence=(
-            f"the loop waited {duration(seconds)} of {duration(evidence.wall)} in a queue that is "
-            "no torch DataLoader's; what fills it was not seen",
-        ),
-        facts={"custom": 1},
-        where=where(site(sites[0].stack)),
     )
 
 

@@ -8,10 +8,11 @@ that waits little is the one that the others wait for.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from brim.diagnose.live.chores import DOING, sampled, timed
 from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import Evidence
 from brim.record.steps import Step
@@ -23,27 +24,42 @@ FEW_BUCKETS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Behind:
+    """In one step a rank waits for the last one."""
+
+    step: int
+    late: int
+    waited: float
+    later: float
+    """Seconds by which the late rank worked longer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Waits:
     """Per rank and step: seconds of work, seconds of waiting for others."""
 
     work: list[list[float]]
     wait: list[list[float]]
+    steps: list[list[Step]]
     delay: list[list[float]]
     """Of the work: runnable, without a core.  Ranks of one host take the cores from each other,
     and that a rank was not let run says nothing about its data or its device."""
 
-    def alone(self, rank: int) -> float:
-        """Seconds that a rank waited for a later one, beyond what the last one waited too, and not
-        because the later one had no core."""
-        total = 0.0
+    def behind(self, rank: int) -> Iterator[Behind]:
+        """Step by step, what a rank waited for a later one, beyond what the last one waited too,
+        and not because the later one had no core."""
         for step in range(len(self.wait[rank])):
             late = max(range(len(self.work)), key=lambda r: self.work[r][step])
             beyond = self.wait[rank][step] - min(row[step] for row in self.wait)
             later = self.work[late][step] - self.work[rank][step]
             starved = self.delay[late][step] - self.delay[rank][step]
             if later > 0:
-                total += beyond * (1.0 - min(1.0, max(0.0, starved / later)))
-        return total
+                waited = beyond * (1.0 - min(1.0, max(0.0, starved / later)))
+                yield Behind(step=step, late=late, waited=waited, later=later)
+
+    def alone(self, rank: int) -> float:
+        """Seconds that a rank waited for a later one."""
+        return sum(b.waited for b in self.behind(rank))
 
     def share(self, rank: int) -> float:
         total = sum(self.work[rank]) + sum(self.wait[rank])
@@ -60,7 +76,7 @@ def waits(evidences: Sequence[Evidence]) -> Waits:
         for row, ws in zip(rows, wait, strict=True)
     ]
     delay = [[s.run_delay or 0.0 for s in row] for row in rows]
-    return Waits(work=work, wait=wait, delay=delay)
+    return Waits(work=work, wait=wait, steps=rows, delay=delay)
 
 
 def waiting(step: Step) -> float:
@@ -70,11 +86,14 @@ def waiting(step: Step) -> float:
     return min(max(0.0, blocked), step.backward + step.comm + step.optimizer)
 
 
-def clues(evidences: Sequence[Evidence]) -> list[list[Clue]]:
+def clues(
+    evidences: Sequence[Evidence], own: Sequence[Sequence[Clue]] | None = None
+) -> list[list[Clue]]:
     """For each rank the clues about its waiting.
 
-    What the last rank waits too, everybody pays for the transfer; what the others wait beyond
-    that, they wait for the last rank.
+    What the last rank waits too, everybody pays for the transfer.  What the others wait beyond
+    that, they wait for the last rank: for what it does besides training, if it does more of that
+    than they do, else for its training.  ``own``: what each rank's own records tell.
     """
     if len(evidences) < 2:
         return [[] for _ in evidences]
@@ -84,14 +103,64 @@ def clues(evidences: Sequence[Evidence]) -> list[list[Clue]]:
     found: list[list[Clue]] = []
     together = sum(common)
     for position, evidence in enumerate(evidences):
-        alone = seen.alone(position)
         rank = f"rank {evidence.rank} waited"
+        others = _for_chores(evidences, own, seen, position) if own is not None else []
+        alone = seen.alone(position) - sum(c.seconds for c in others)
         made = [
             _clue(transport, together, f"{rank} {duration(together)} for transfers"),
             _clue(straggling, alone, f"{rank} {duration(alone)} for a rank that arrived later"),
+            *others,
         ]
         found.append([clue for clue in made if clue.seconds > 0])
     return found
+
+
+def _for_chores(
+    evidences: Sequence[Evidence], own: Sequence[Sequence[Clue]], seen: Waits, rank: int
+) -> list[Clue]:
+    """Waiting for ranks that do something else than training, as the clue which that rank has."""
+    found = []
+    for (late, cause), seconds in _waited_for(evidences, seen, rank).items():
+        same = [c for c in own[late] if not c.once and c.cause.startswith(cause)]
+        if not same or seconds <= 0:
+            continue
+        its = max(same, key=lambda c: c.seconds)
+        text = (
+            f"rank {evidences[rank].rank} waited {duration(seconds)} for rank "
+            f"{evidences[late].rank}, which {DOING[cause]} meanwhile"
+        )
+        scaled = None if its.after is None else its.after * seconds / max(its.seconds, 1e-9)
+        found.append(replace(its, seconds=seconds, evidence=(text,), after=scaled, for_other=True))
+    return found
+
+
+def _waited_for(
+    evidences: Sequence[Evidence], seen: Waits, rank: int
+) -> dict[tuple[int, str], float]:
+    """(late rank, cause) → seconds.  Timed chores are compared step by step; sampled ones over the
+    window, since one step holds a sample or none."""
+    found: dict[tuple[int, str], float] = defaultdict(float)
+    left: dict[int, tuple[float, float]] = {}
+    for b in seen.behind(rank):
+        mine = timed(seen.steps[rank][b.step])
+        parts = _more(timed(seen.steps[b.late][b.step]), mine, b.later)
+        for cause, part in parts.items():
+            found[b.late, cause] += b.waited * part
+        rest = 1.0 - sum(parts.values())
+        waited, later = left.get(b.late, (0.0, 0.0))
+        left[b.late] = waited + b.waited * rest, later + b.later * rest
+    mine = sampled(evidences[rank])
+    for late, (waited, later) in left.items():
+        for cause, part in _more(sampled(evidences[late]), mine, later).items():
+            found[late, cause] += waited * part
+    return found
+
+
+def _more(late: Mapping[str, float], mine: Mapping[str, float], later: float) -> dict[str, float]:
+    """Parts of ``later`` seconds that the late rank spent on each chore; they sum to at most 1."""
+    extra = {c: s - mine.get(c, 0.0) for c, s in late.items() if s > mine.get(c, 0.0)}
+    whole = max(later, sum(extra.values()))
+    return {c: s / whole for c, s in extra.items()} if whole > 0 else {}
 
 
 Reason = tuple[str, tuple[str, ...]]

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from brim.diagnose.causes import UNKNOWN, family
+from brim.diagnose.live.chores import INPUT, timed
 from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import EXACT, Evidence
 from brim.diagnose.live.ranks import waiting
@@ -21,16 +22,6 @@ MAX_STEPS = 400
 """Rows of one rank."""
 
 Row = dict[str, object]
-
-_CAUSES: dict[str, str] = {
-    "gc": "host.gc",
-    "collect": "memory.cache-flush",
-    "flush": "memory.cache-flush",
-    "compile": "host.recompile",
-    "save": "host.periodic",
-    "evaluation": "host.periodic",
-}
-"""Exact seconds of a step → the cause that they are."""
 
 
 def step_rows(ranks: Sequence[tuple[Evidence, Sequence[Clue]]]) -> list[Row]:
@@ -69,9 +60,8 @@ def _of_rank(evidence: Evidence, clues: Sequence[Clue], several: bool) -> Iterat
 def _idle(step: Step, input_cause: str) -> dict[str, float]:
     """Cause → seconds, as the hooks timed them."""
     found: dict[str, float] = defaultdict(float)
-    found[input_cause] += step.input_wait
-    for name, cause in _CAUSES.items():
-        found[cause] += getattr(step, name)
+    for cause, seconds in timed(step).items():
+        found[input_cause if cause == INPUT else cause] += seconds
     return found
 
 

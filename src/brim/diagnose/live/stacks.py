@@ -21,8 +21,16 @@ LOG: Final = "log"
 EVALUATE: Final = "evaluate"
 PREPARE: Final = "prepare"
 """Decoding, transforming, collating, tokenizing: work on samples."""
+FETCH: Final = "fetch"
+"""In a client of something far away: a socket, HTTP, an object store."""
 QUEUE: Final = "queue"
 """Blocked in a queue that another thread or process fills."""
+METRIC: Final = "metric"
+"""Counting how well the model does, off the device."""
+COPY: Final = "copy"
+"""Copying or averaging the weights beside training."""
+NOW_AND_THEN: Final = "now and then"
+"""What only long steps do, whatever it is called: see ``evidence``."""
 TRACE: Final = "trace"
 """A tracer, or the bookkeeping of anomaly mode."""
 SLEEP: Final = "sleep"
@@ -44,8 +52,9 @@ _SAVE_NAMES = re.compile(
 _LOGGERS = re.compile(
     r"/(tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune|clearml|swanlab|trackio|aim)/"
     r"|/torch/utils/tensorboard/|/logging/__init__\.py|/matplotlib/|/loguru/"
-    r"|/numpy/lib/_?histograms|/json/(encoder|__init__)\.py|/csv\.py|/tqdm/|/rich/"
+    r"|/numpy/lib/_?histograms|/json/encoder\.py|/tqdm/|/rich/|/pandas/io/formats/"
 )
+_WRITERS = re.compile(r"(^|[._])(dumps?|to_(csv|json|parquet|excel|html|sql)|writerows?|savefig)$")
 _LOG_NAMES = re.compile(
     r"(^|[._])(log|logs|logging|logger|report|track|visuali[sz]e|plot|summary|histogram|dump|metrics"
     r"|upload|monitor|telemetry)s?($|_)|_(log|logger|metrics|stats|report|histograms?|dump)$",
@@ -57,16 +66,40 @@ _EVALUATORS = re.compile(
 )
 _PREPARERS = re.compile(
     r"/(PIL|cv2|albumentations|imgaug|skimage|kornia|imageio|decord|av|torchcodec|librosa|soundfile"
-    r"|webdataset|qwen_vl_utils|datasets|tokenizers|simplejpeg|nltk|spacy|pyarrow|pandas)/"
-    r"|/torchvision/(transforms|io|datasets)/|/scipy/(ndimage|signal)/|/torch/utils/data/"
+    r"|webdataset|qwen_vl_utils|datasets|tokenizers|simplejpeg|nltk|spacy|pyarrow|pandas|h5py|zarr"
+    r"|lmdb|msgpack|orjson|tiktoken|sentencepiece)/|/json/|/csv\.py|/(gzip|bz2|lzma|zipfile|tarfile)\."
+)
+_PREPARER_FILES = re.compile(
+    r"/torchvision/(transforms|io|datasets)/|/scipy/(ndimage|signal)/|/torch/utils/data/"
     r"|/transformers/(image_|video_|processing_|feature_extraction|tokenization_|audio_|data/)"
     r"|/transformers/models/\w+/(image_processing|processing|video_processing|feature_extraction"
     r"|tokenization)|/data/collat"
 )
 _PREPARE_NAMES = re.compile(
     r"(^|[._])(collate|collator|preprocess|pre_process|decode|load_image|load_sample|augment|tokenize"
-    r"|transform|process_image|prepare_batch|make_batch|build_batch|encode_batch|encode_text|patchify"
-    r"|fetch|normali[sz]e_image|read_image|resize)s?(_\w+)?$|__getitem__$|_collate(_fn)?$|_images?$"
+    r"|transform|process_image|prepare_inputs|encode_text|patchify|featuri[sz]e|batchify|parse"
+    r"|(get|next|make|build|load|sample|read|prepare|create|form|draw|encode|fetch|pad|pack)_"
+    r"((mini|next|train|training|micro)_?)?(batch|examples?|samples?|records?|inputs|rows|sequences)"
+    r"|fetch|normali[sz]e_image|read_image|resize)(e?s)?(_\w+)?$|__getitem__$|_collate(_fn)?$|_images?$"
+)
+_FETCHERS = re.compile(
+    r"/(requests|urllib3?|httpx|httpcore|aiohttp|boto3|botocore|s3fs|gcsfs|fsspec|smart_open|paramiko"
+    r"|huggingface_hub|minio|redis|pymongo|psycopg2?|pymysql|sqlalchemy)/|/(socket|ssl|ftplib)\.py$"
+    r"|/http/client\.py$|/google/cloud/"
+)
+_METERS = re.compile(
+    r"/(sklearn/metrics|torchmetrics|torcheval|evaluate|seqeval|sacrebleu|rouge_score|rouge|jiwer"
+    r"|bert_score|pycocotools|lpips|nltk/translate)/"
+)
+_METRIC_NAMES = re.compile(
+    r"(accuracy|precision|recall|f1|auc|auroc|iou|bleu|rouge|meteor|cider|wer|cer|psnr|ssim|fid|mrr"
+    r"|ndcg|hits?_?at|top_?k|confusion|kappa|correlation|perplexity|metrics?|score[rs]?|meters?)",
+    re.IGNORECASE,
+)
+_NO_METRIC = re.compile(r"loss|criterion|reward|attention|attn|match", re.IGNORECASE)
+_AVERAGES = re.compile(
+    r"(^|[._])(update_|apply_)?(ema|swa|polyak)($|[._])|EMA\w*\.|Ema\w*\.|MovingAverage\w*\.|/swa_utils"
+    r"|(^|[._])(update_|moving_)?[Aa]veraged?(_(weights|model|params|parameters))?($|\.)"
 )
 _TORCH = re.compile(
     r"/torch/(nn|autograd|optim|_ops|_tensor|functional|amp|utils/checkpoint|cuda|_compile"
@@ -91,12 +124,13 @@ _LINES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     (SLEEP, re.compile(r"\bsleep\(")),
     (SAVE, re.compile(r"\b(torch\.save|save_file|save_pretrained|np\.savez?|pickle\.dump)\(")),
     (LOG, re.compile(
-        r"\.(write|writelines|flush|savefig|add_scalar|add_histogram|log_metrics?|tofile)\(|\bfsync\("
+        r"\bopen\([^)]*,\s*(mode=)?['\"](a|w|x)|\.(write|writelines|flush|savefig|add_scalar|add_histogram|log_metrics?|tofile)\(|\bfsync\("
         r"|\bjson\.dumps?\(|\bprint\(|\b(np|numpy|torch)\.hist|\blogg(er|ing)\.|\.histogram\("
     )),
     (PREPARE, re.compile(
         r"\bImage\.(open|fromarray)|\bimread\(|\bimdecode\(|\.resize\(|\.convert\(|frombuffer\("
-        r"|\bcv2\.|\btokenizer\(|\bprocessor\(|\bdecode_|\bopen\("
+        r"|\bcv2\.|\btokenizer\(|\bprocessor\(|\bdecode_|\bopen\(|\bjson\.loads?\(|\.readlines?\("
+        r"|\bnp\.(load|memmap|fromfile)\(|\bpickle\.loads?\(|\bpd\.read_|\bh5py\."
     )),
     (COMPUTE, re.compile(
         r"\btorch\.|\bF\.|\bnn\.|\.backward\(|\bmodel\(|\bloss\b|\.matmul\(|\.step\(|\.zero_grad\("
@@ -119,7 +153,9 @@ def kind_of(stack: Stack) -> str:
             return kind
     if len(inner) < len(frames) or any(_TORCH.search(f.file) for f in frames):
         return COMPUTE
-    return _by_line(frames)
+    kind = _by_line(frames)
+    counts = kind == PYTHON or (kind == COMPUTE and _in_numpy(frames))
+    return METRIC if counts and any(map(_measures, frames)) else kind
 
 
 def _inside_module(frames: Sequence[Frame]) -> Sequence[Frame]:
@@ -145,9 +181,32 @@ def evaluates(stack: Stack) -> bool:
     return any(_EVALUATORS.search(f.function) and "/torch/" not in f.file for f in stack.frames)
 
 
-def _own(frame: Frame) -> bool:
+def is_own(frame: Frame) -> bool:
     """A frame of the user's own code: only there do function names mean what they say."""
     return frame.line > 0 and not re.search(r"/(site|dist)-packages/|/lib/python3", frame.file)
+
+
+def _library(frame: Frame, names: re.Pattern[str]) -> bool:
+    """A frame of one of these libraries; a program that lies in a folder of that name is none."""
+    return bool(names.search(frame.file)) and not is_own(frame)
+
+
+def _in_numpy(frames: Sequence[Frame]) -> bool:
+    """A line like ``np.argsort(-a @ b.T)`` reads as torch's arithmetic, too."""
+    return any("/numpy/" in f.file for f in frames[:2]) or "np." in frames[0].text
+
+
+def _measures(frame: Frame) -> bool:
+    """By the name of the user's own function or class: only where neither a module nor torch is
+    above it, since a differentiable score is a loss."""
+    name = frame.function
+    return is_own(frame) and bool(_METRIC_NAMES.search(name)) and not _NO_METRIC.search(name)
+
+
+def _copies(frame: Frame) -> bool:
+    if frame.file.endswith("/copy.py"):
+        return frame.function.lstrip("_").startswith("deepcopy")
+    return bool("/swa_utils" in frame.file or (is_own(frame) and _AVERAGES.search(frame.function)))
 
 
 _ORDER: Final[tuple[tuple[str, Callable[[Frame], bool]], ...]] = (
@@ -155,9 +214,15 @@ _ORDER: Final[tuple[tuple[str, Callable[[Frame], bool]], ...]] = (
     (TRACE, lambda f: bool(
         _TRACERS.search(f.file) and not f.function.startswith("record_function"))),
     (SAVE, lambda f: bool(_SAVERS.search(f.file) or _SAVE_NAMES.search(f.function))),
-    (LOG, lambda f: bool(_LOGGERS.search(f.file) or (_own(f) and _LOG_NAMES.search(f.function)))),
+    (LOG, lambda f: bool(
+        _library(f, _LOGGERS) or _WRITERS.search(f.function)
+        or (is_own(f) and _LOG_NAMES.search(f.function)))),
+    (METRIC, lambda f: _library(f, _METERS)),
     (PREPARE, lambda f: bool(
-        _PREPARERS.search(f.file) or (_own(f) and _PREPARE_NAMES.search(f.function)))),
+        _library(f, _PREPARERS) or _PREPARER_FILES.search(f.file)
+        or (is_own(f) and _PREPARE_NAMES.search(f.function)))),
+    (FETCH, lambda f: _library(f, _FETCHERS)),
+    (COPY, _copies),
     (QUEUE, lambda f: bool(_QUEUES.search(f.file))),
 )  # fmt: skip
 
@@ -170,13 +235,13 @@ def _by_line(frames: Sequence[Frame]) -> str:
 
 def site(stack: Stack) -> Frame | None:
     """The innermost line of the user's own code."""
-    return next((f for f in stack.frames if _own(f)), None)
+    return next((f for f in stack.frames if is_own(f)), None)
 
 
 def function_of(stack: Stack) -> str:
     """The innermost function that says what is being done, with its file."""
     for frame in stack.frames:
-        if not re.search(r"/(selectors|threading|socket)\.py$", frame.file):
+        if not re.search(r"/(selectors|threading|socket|fromnumeric)\.py$", frame.file):
             return f"{frame.function} ({short(frame.file)})"
     return "?"
 

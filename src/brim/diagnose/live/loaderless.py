@@ -1,0 +1,82 @@
+"""Input work that no torch DataLoader does: in the loop, or behind a queue of the program's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from brim.diagnose.live.clues import Clue, where
+from brim.diagnose.live.evidence import Evidence, Site
+from brim.diagnose.live.stacks import FETCH, PREPARE, QUEUE, function_of, site
+from brim.units import duration, percent
+
+SPARE = 0.5
+"""Cores that another worker needs to be of use."""
+ON_CORE = 0.3
+"""A training thread that computes less than this share of the time while it loads waits for
+storage."""
+
+
+def clues(evidence: Evidence, *, cores: float, used: float | None) -> list[Clue]:
+    """``cores``: usable ones; ``used``: those that the job used, where that is known."""
+    found = [
+        _in_loop(evidence, PREPARE),
+        _in_loop(evidence, FETCH),
+        _custom(evidence, cores, used),
+    ]
+    return [clue for clue in found if clue is not None]
+
+
+def _in_loop(evidence: Evidence, kind: str) -> Clue | None:
+    """Samples are prepared in the loop itself, outside any loader; a thread that is off its core
+    meanwhile waits for where they lie."""
+    sites = evidence.of(kind)
+    seconds = evidence.seconds.get(kind, 0.0)
+    if not sites or seconds <= 0:
+        return None
+    top, blocked = sites[0], _blocked(evidence, sites)
+    doing = "waits for samples" if blocked else "prepares samples"
+    return Clue(
+        cause="input.storage" if blocked else "input.main-process",
+        seconds=seconds,
+        evidence=(
+            f"the training loop itself {doing}: {duration(seconds)} of "
+            f"{duration(evidence.wall)}, most of it in {function_of(top.stack)}",
+            f"the thread computed {percent(_on_core(sites))} of that time",
+        ),
+        where=where(site(top.stack)),
+        facts={"in_loop": 1},
+    )
+
+
+def _on_core(sites: Sequence[Site]) -> float:
+    wall = sum(s.wall for s in sites)
+    return min(1.0, sum(s.cpu for s in sites) / wall) if wall else 1.0
+
+
+def _blocked(evidence: Evidence, sites: Sequence[Site]) -> bool:
+    """Off its core for most of the time, and not for want of one."""
+    return _on_core(sites) + (evidence.total.run_delay or 0.0) / evidence.wall < ON_CORE
+
+
+def _custom(evidence: Evidence, cores: float, used: float | None) -> Clue | None:
+    """The loop waits in a queue that is not a torch DataLoader's.  Where no core is left, more
+    threads or processes behind it would not help."""
+    sites = evidence.of(QUEUE)
+    seconds = evidence.seconds.get(QUEUE, 0.0)
+    if not sites or seconds <= 0:
+        return None
+    full = used is not None and cores - used < SPARE
+    lines = [
+        f"the loop waited {duration(seconds)} of {duration(evidence.wall)} in a queue that is "
+        "no torch DataLoader's; what fills it was not seen",
+    ]
+    if used is not None:
+        lines.append(f"the job used {used:.1f} of {cores:g} usable cores")
+    return Clue(
+        cause="input.decode" if full else "input.workers",
+        seconds=seconds,
+        confidence="low" if used is None else "medium",
+        evidence=tuple(lines),
+        facts={"custom": 1},
+        where=where(site(sites[0].stack)),
+    )

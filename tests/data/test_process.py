@@ -115,6 +115,20 @@ def test_rows_leave_in_order_whoever_finishes_first(tmp_path: Path, small_folder
     assert engine._ready == 4
 
 
+def test_the_wait_for_the_first_row_is_that_for_the_process_and_moves_nothing(
+    tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepared_set(tmp_path, small_folder, 12)
+    ours, theirs = multiprocessing.Pipe()
+    engine = Engine(job_of(prepared), theirs, Ring.create(SLOTS, 4 << 20))
+    ours.send(("next", 3.0))
+    ours.send(("next", 0.5))
+    ours.close()
+    monkeypatch.setattr("os._exit", lambda code: None)
+    engine._listen()
+    assert (engine._sums.rows, engine._sums.waited, engine._sums.longest) == (2, 0.5, 0.5)
+
+
 def test_the_slot_that_came_back_last_is_written_next(tmp_path: Path, small_folder: Path) -> None:
     prepared = prepared_set(tmp_path, small_folder, 12)
     _, theirs = multiprocessing.Pipe()

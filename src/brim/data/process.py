@@ -280,8 +280,8 @@ class Engine:
                     else:
                         sums = self._sums
                         sums.rows += 1
-                        sums.waited += value
                         if self._taken:  # the first row waits for this process to start
+                            sums.waited += value
                             sums.longest = max(sums.longest, value)
                         self._taken += 1
                         sums.ready += 0.0 if value > 1e-3 else self._ready / self.controller.depth

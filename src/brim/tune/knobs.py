@@ -45,6 +45,8 @@ class Knob:
     """May be switched from window to window inside a running process."""
     memory: str = ""
     """What it costs in memory; empty when nothing."""
+    frees: str = ""
+    """What it no longer keeps in the device's memory; empty when nothing."""
     effort: float = 1.0
     """Time of a run with it, by that of another run."""
     special: tuple[tuple[Value, str], ...] = ()
@@ -130,7 +132,8 @@ _ALL: Final = (
              "flex_attention"),
             by=("hook", "argument")),
     _flag("patch_embedding.matmul", "patch embedding as a matrix product"),
-    _flag("liger", "Liger kernels", by=("hook", "argument")),
+    _flag("liger", "Liger kernels", by=("hook", "argument"),
+          frees="the logits, and what norms and activation functions keep"),
     _flag("compile.blocks", "compiled blocks", memory="host memory of the compiler", effort=3.0),
     _flag("cudnn.benchmark", "kernel search of cuDNN", by=("hook", "argument"), live=True),
     _choice("recompute", "activations recomputed in blocks: {}", ("none", "half", "all"),

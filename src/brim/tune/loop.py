@@ -60,6 +60,7 @@ class Tuner:
         self.rejected: list[Rejected] = []
         self.notes: list[str] = []
         self._shares: dict[object, float] = {}
+        self._too_large: set[object] = set()
         self._total: Speedup | None = None
 
     def tune(self) -> Ended:
@@ -107,12 +108,15 @@ class Tuner:
         for candidate in self._propose(self._diagnosed(), self.base):
             if not self._lossy and not candidate.lossless:
                 continue
-            changed = {k: v for k, v in candidate.settings.items() if self.base.get(k) != v}
+            changed = self._changed(candidate.settings)
             if self._overturns(changed):
                 continue
             if changed and self._is_new(changed, candidate.share):
                 return candidate
         return None
+
+    def _changed(self, settings: Settings) -> dict[str, Value]:
+        return {k: v for k, v in settings.items() if self.base.get(k) != v}
 
     def _overturns(self, changed: Settings) -> bool:
         """Another choice for what has been chosen already: it was the less promising one."""
@@ -144,6 +148,7 @@ class Tuner:
             self._reject(candidate, candidate.settings, found)
             return
         self._say(f"kept: {what}")
+        self._retry_what_fits_now(candidate.settings)
         start, before = self.base, len(self.kept)
         self.base = trial
         self.kept.append(_Kept(candidate=candidate, settings=candidate.settings, judgement=found))
@@ -152,8 +157,17 @@ class Tuner:
             if self.base != trial:
                 self._restate(before, start)
 
+    def _retry_what_fits_now(self, kept: Settings) -> None:
+        """What ran out of memory is new again when a kept remedy sets some free."""
+        if any(id in KNOBS and KNOBS[id].frees for id in kept):
+            for key in self._too_large:
+                self._shares.pop(key, None)
+            self._too_large.clear()
+
     def _reject(self, candidate: Candidate, settings: Settings, found: Judgement) -> None:
         assert found.fate is not None
+        if found.fate == "out of memory":
+            self._too_large.add(key_of(self._changed(settings)))
         self._say(f"  undone: {found.fate}; {found.why}")
         self.rejected.append(
             Rejected(

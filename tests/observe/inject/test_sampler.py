@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 import random
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +113,85 @@ def test_a_thread_that_runs_while_the_training_thread_cannot_is_stored_as_the_th
     thieves = [s for s in stacks.values() if s.phase == "thief"]
     assert any(f.function.endswith("greedy") for s in thieves for f in s.frames)
     assert sum(c[3] for c in sampler.take().values()) > 0
+
+
+@pytest.fixture
+def switch_interval() -> Iterator[float]:
+    before = sys.getswitchinterval()
+    yield before
+    sys.setswitchinterval(before)
+
+
+def test_the_interpreter_lock_is_asked_for_sooner_where_no_other_thread_computes(
+    sampler: Any, switch_interval: float
+) -> None:
+    from _brim_hooks.sampler import HASTE
+
+    sampler._sample(0.05, 0.0)
+    sampler._ask_in_time()
+    assert sys.getswitchinterval() == HASTE
+    sampler.stop()
+    assert sys.getswitchinterval() == switch_interval
+
+
+def _parse(text: str) -> None:
+    """Keeps the interpreter lock for a few milliseconds."""
+    json.loads(text)
+
+
+def _digest(data: bytes) -> None:
+    """Gives the lock away at once, as torch's operations do."""
+    hashlib.sha256(data).digest()
+
+
+def test_what_keeps_the_lock_is_seen_where_it_is_and_not_in_the_next_call_that_gives_it_away(
+    sampler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch_interval: float
+) -> None:
+    monkeypatch.setattr("_brim_hooks.sampler.PERIOD", 0.01)
+    text, data = json.dumps([{"rank": i} for i in range(10_000)]), bytes(1 << 20)
+    truth = {"_parse": 0.0, "_digest": 0.0}
+    sampler.start()
+    begin = time.perf_counter()
+    while sum(truth.values()) < 0.8:
+        _parse(text)
+        middle = time.perf_counter()
+        _digest(data)
+        end = time.perf_counter()
+        truth["_parse"] += middle - begin
+        truth["_digest"] += end - middle
+        begin = end
+    sampler.stop()
+    stacks, taken = _stacks(tmp_path), sampler.take()
+    parsing = [k for k in taken if any(f.function == "_parse" for f in stacks[k].frames)]
+    share = sum(taken[k][1] for k in parsing) / sum(c[1] for c in taken.values())
+    assert share > 0.4 * truth["_parse"] / sum(truth.values())  # 0 where it asks after 5 ms
+
+
+def test_threads_that_compute_take_turns_as_without_brim(
+    sampler: Any, switch_interval: float
+) -> None:
+    ended = threading.Event()
+    other = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(ended.is_set, True)])
+    other.start()
+    try:
+        sampler._sample(0.01, 0.0)  # the clocks of all threads are known from here on
+        time.sleep(0.1)
+        sampler._sample(0.1, 0.0)
+    finally:
+        ended.set()
+        other.join()
+    sampler._ask_in_time()
+    assert sys.getswitchinterval() == switch_interval
+
+
+def test_an_interval_that_the_program_has_chosen_is_left_to_it(
+    sampler: Any, switch_interval: float
+) -> None:
+    sys.setswitchinterval(4 * switch_interval)
+    sampler._sample(0.05, 0.0)
+    sampler._ask_in_time()
+    sampler.stop()
+    assert sys.getswitchinterval() == pytest.approx(4 * switch_interval)
 
 
 def test_a_training_thread_that_has_ended_is_no_error(recorder: Any, sampler: Any) -> None:

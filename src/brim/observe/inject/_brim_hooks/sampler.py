@@ -28,7 +28,11 @@ MAX_DEPTH = 64
 MAX_STACKS = 4000
 MAX_CODES = 20000  # functions; a program that makes new ones all the time has no more than these
 LOOKS = 40  # calls of the model that are looked at, where no loader shows the batches
+HASTE = 0.0005  # seconds after which it asks for the interpreter lock, where nobody else does
+IDLE = 0.02  # of the time that another thread of the program may compute and not count as busy
 SWITCH = 0.003  # waiting longer than this for the interpreter lock means somebody holds it
+
+_interval = sys.getswitchinterval()  # the program's own
 
 _SKIP = os.path.dirname(os.path.abspath(__file__))
 
@@ -47,6 +51,7 @@ class Sampler:
         self.cpu: dict[int, float] = {}
         self.looked = 0
         self.looked_at = -1
+        self.alone = False  # no other thread of the program computes
 
     def start(self) -> None:
         """Sample from now on; also after :meth:`stop`."""
@@ -60,6 +65,8 @@ class Sampler:
             self.running.release()
         if self.thread is not None and threading.current_thread() is not self.thread:
             self.thread.join(1.0)
+        self.alone = False
+        self._ask_in_time()
 
     def take(self) -> dict[str, list[float]]:
         """Samples since the last call: {stack: [n, wall, cpu, lock wait]} in seconds."""
@@ -86,6 +93,16 @@ class Sampler:
                 _recorder.failed("sampler", error)
                 return
             last = t
+            self._ask_in_time()
+
+    def _ask_in_time(self) -> None:
+        """Python asks the running thread for the lock after 5 ms.  What holds the lock for less
+        would never be seen where it is, only the next call that gives the lock away, mostly one
+        into torch.  While no other thread competes for the lock, asking sooner changes nothing.
+        """
+        wanted = HASTE if self.alone else _interval
+        if sys.getswitchinterval() in (HASTE, _interval) and sys.getswitchinterval() != wanted:
+            sys.setswitchinterval(wanted)  # else the program has chosen one since
 
     def _thread_cpu(self, ident: int) -> float:
         """CPU seconds of a Python thread since it was last asked for."""
@@ -118,8 +135,9 @@ class Sampler:
         if late > SWITCH and cpu < 0.5 * wall:
             waited = self._held_by_another(frames, wall, cpu)
         else:
-            for ident in self._others(frames):
-                self._thread_cpu(ident)  # so that a delta is one sample's
+            # of all of them, so that a delta is one sample's
+            used = [self._thread_cpu(ident) for ident in self._others(frames)]
+            self.alone = all(seconds <= IDLE * wall for seconds in used)
         with self.lock:
             c = self.counts.setdefault(key, [0, 0.0, 0.0, 0.0])
             c[0] += 1
@@ -151,6 +169,7 @@ class Sampler:
             used = self._thread_cpu(ident)
             if used > most:
                 busiest, most = ident, used
+        self.alone = most <= IDLE * wall
         if busiest is None or most < 0.3 * wall:
             return 0.0
         key = self._key("thief", frames[busiest])

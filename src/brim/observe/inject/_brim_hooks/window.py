@@ -14,7 +14,9 @@ now = _r.now
 
 STEADY_AFTER = 10  # steps before anything but recording is tried
 PROFILED = 3  # steps under torch.profiler: the first one is its own warm-up
-PROBED = 6  # steps with debug modes off
+PROBED = 6  # steps with debug modes off, then as many with them on, and so on
+PROBED_S = 0.4  # seconds of such steps: of short ones it takes many to see a few per cent
+MOST_PROBES = 16
 EXTRA = 10  # recorded on top of what was asked for: the first steps are no steady state
 
 
@@ -31,6 +33,8 @@ class _Plan:
         self.profile_done = False
         self.probe: Any = None
         self.probed = 0
+        self.probes = 0
+        self.next_probe = 2 * STEADY_AFTER
         self.probe_done = False
         self.debug: list[str] = []
 
@@ -97,10 +101,11 @@ def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
     if plan.probe is not None:
         rec.sums["probe"] = 1  # marks the step that begins now
         plan.probed += 1
-        if plan.probed > PROBED:
+        if plan.probed >= PROBED:
             plan.probe.__exit__()
-            plan.probe, plan.probe_done = None, True
+            plan.probe = None
             rec.sums.pop("probe", None)
+            _plan_next_probe(plan, steps)
         return True
     modes = interpreter.lasting_modes()
     if steps % 8 == 0:
@@ -108,11 +113,18 @@ def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
         modes += plan.debug
     if modes:
         rec.sums["debug"] = modes
-    if plan.debug and not plan.probe_done and steps >= 2 * STEADY_AFTER:
+    if plan.debug and not plan.probe_done and steps >= plan.next_probe:
         plan.probe, plan.probed = interpreter.DebugOff().__enter__(), 0
         rec.sums["probe"] = 1
         return True
     return False
+
+
+def _plan_next_probe(plan: _Plan, steps: int) -> None:
+    plan.probes += 1
+    plan.next_probe = steps + PROBED
+    seconds = plan.probes * PROBED * (now() - plan.first) / steps
+    plan.probe_done = seconds >= PROBED_S or plan.probes >= MOST_PROBES
 
 
 def _profiling(rec: Recorder, plan: _Plan, steps: int, elapsed: float) -> bool:

@@ -196,9 +196,14 @@ def test_a_loop_that_never_waits_gives_no_clue() -> None:
 
 
 def test_where_batches_lie_ready_the_wait_is_the_price_of_any_worker() -> None:
-    price = _clue({"input_wait": 0.007, "ready": 3}, BUSY)
-    fault = _clue({"input_wait": 0.007, "ready": 0}, BUSY)
+    rested = BUSY | {"getitem": 0.7, "thread_cpu": 0.7, "cpu": 0.7}
+    price = _clue({"input_wait": 0.007, "ready": 3}, rested)
+    fault = _clue({"input_wait": 0.007, "ready": 0}, rested)
     assert (price.report_from, fault.report_from) == (pytest.approx(0.1), pytest.approx(0.05))
+
+
+def test_batches_that_lie_ready_behind_a_late_one_acquit_no_worker_that_never_rests() -> None:
+    assert _clue({"input_wait": 0.007, "ready": 3}, BUSY).report_from == pytest.approx(0.05)
 
 
 def test_few_dense_tensors_are_no_fault_of_the_hand_over_and_many_are() -> None:

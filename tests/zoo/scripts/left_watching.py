@@ -30,14 +30,14 @@ def main() -> None:
     if args.arm == "allocations":
         tracemalloc.start(25)
     watching = (
-        torch.profiler.profile(record_shapes=True, profile_memory=True, with_stack=True)
+        torch.profiler.profile(record_shapes=True)
         if args.arm == "operations"
         else contextlib.nullcontext()
     )
     model = Tree()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     with watching:
-        for step in range(args.steps or 250):
+        for step in range(args.steps or 180):
             loss = model(torch.randn(4, 8), 7).square().mean()
             optimizer.zero_grad()
             loss.backward()

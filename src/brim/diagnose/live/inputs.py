@@ -75,14 +75,17 @@ def clues(
     ]
     waited = evidence.seconds.get("input", 0.0)
     if waited > 0:
-        found.append(_priced(evidence, _steady(evidence, workers, machine, waited, own)))
+        found.append(_priced(evidence, workers, _steady(evidence, workers, machine, waited, own)))
     return [clue for clue in found if clue is not None]
 
 
-def _priced(evidence: Evidence, clue: Clue | None) -> Clue | None:
-    """Where batches lie ready when the loop asks, the wait is not for their making."""
+def _priced(evidence: Evidence, workers: Workers | None, clue: Clue | None) -> Clue | None:
+    """Where batches lie ready when the loop asks, the wait is not for their making; unless the
+    workers never rest: then it is the next batch that is late, and others lie ready behind it."""
     total = evidence.total
     lay_ready = total.batches > 0 and total.ready >= total.batches
+    if workers is not None and workers.busy >= SATURATED:
+        return clue
     if clue is None or not lay_ready or clue.cause == "input.worker-restart":
         return clue
     return replace(clue, report_from=max(clue.report_from, PRICE))

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 IMAGE_TOKEN, VISION_START, VISION_END, VIDEO_TOKEN = 256, 257, 258, 259
 VOCABULARY = 260
+KEPT: list[Any] = []
 
 
 def arguments(*arms: str) -> argparse.Namespace:
@@ -24,6 +25,16 @@ def arguments(*arms: str) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "zoo-data")
     return parser.parse_args()
+
+
+def leave() -> None:
+    """End the process group; the group itself lives on.
+
+    Its threads let go of the last collective under a lock, for which they may need the
+    interpreter; a thread of the interpreter that destroys the group waits for that lock.
+    """
+    KEPT.append(distributed.group.WORLD)
+    distributed.destroy_process_group()
 
 
 def photograph(rng: np.random.Generator, width: int, height: int) -> Image.Image:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from _parts import VOCABULARY, Decoder, arguments
+from _parts import VOCABULARY, Decoder, arguments, leave
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
@@ -64,7 +64,7 @@ def main() -> None:
             write(args.data / "latest.pt", net, optimizer)
         if step % 20 == 0 and rank == 0:
             print(f"step {step} loss {loss.item():.3f}", flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

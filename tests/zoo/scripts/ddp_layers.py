@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from _parts import arguments
+from _parts import arguments, leave
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +43,7 @@ def main() -> None:
         optimizer.zero_grad()
         if step % 20 == 0 and distributed.get_rank() == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from _parts import VOCABULARY, Decoder, arguments
+from _parts import VOCABULARY, Decoder, arguments, leave
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -58,7 +58,7 @@ def main() -> None:
         optimizer.step()
         if step % 20 == 0 and rank == 0:
             print(f"step {step} loss {loss.item():.3f}", flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from _parts import Classifier, arguments, normalise, photographs
+from _parts import Classifier, arguments, leave, normalise, photographs
 from PIL import Image
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -53,7 +53,7 @@ def main() -> None:
         optimizer.step()
         if step % 20 == 0 and rank == 0:
             print(f"step {step} loss {loss.item():.3f}", flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from _parts import Decoder, arguments, caption, encode
+from _parts import Decoder, arguments, caption, encode, leave
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +24,7 @@ def main() -> None:
         optimizer.zero_grad()
         if step % 20 == 0 and rank == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from _parts import arguments
+from _parts import arguments, leave
 from torch import distributed, nn
 
 
@@ -38,7 +38,7 @@ def main() -> None:
         optimizer.zero_grad()
         if step % 20 == 0 and distributed.get_rank() == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

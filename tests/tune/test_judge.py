@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from brim.record.applied import Knob as Applied
@@ -158,7 +159,21 @@ def test_steps_of_another_size_are_compared_by_their_work() -> None:
     assert found.speed.ratio == pytest.approx(2 / 1.5)
 
 
-def _with_work(outcome: Outcome, work: float) -> Outcome:
-    import msgspec
+@pytest.mark.parametrize(("packed", "ratio"), [(True, 1.06 * 1.3), (False, 1.3)])
+def test_six_percent_more_tokens_count_where_rows_are_packed_and_vary_where_they_are_not(
+    packed: bool, ratio: float
+) -> None:
+    job = _Job([1.3], [1.0], work=106.0, packed=packed)
+    trials = Trials(job, budget_s=1e6)
+    plain = trials._run
+    trials._run = lambda s: plain(s) if s else msgspec.structs.replace(
+        plain(s), work=100.0, packed=packed
+    )  # fmt: skip
+    trials.run(A)
+    found = Judge(trials).compare(A, B, "same")
+    assert found.speed is not None
+    assert found.speed.ratio == pytest.approx(ratio)
 
+
+def _with_work(outcome: Outcome, work: float) -> Outcome:
     return msgspec.structs.replace(outcome, work=work)

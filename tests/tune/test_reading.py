@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from brim.cli.measured import judge
@@ -58,6 +59,27 @@ def test_a_recorded_run_has_its_findings_with_the_figures_of_the_evidence(tmp_pa
     assert found.findings[0].facts["blocked"] == 0
     assert "no accelerator" in found.device
     assert found.figures["input_wait"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("metrics", "packed", "work"),
+    [
+        ({"samples_per_s": 40.0, "tokens_per_s": 8000.0}, False, 4.0),
+        ({"samples_per_s": 40.0, "tokens_per_s": 8000.0}, True, 800.0),
+        ({"samples_per_s": 40.0}, True, 4.0),
+        ({}, True, None),
+    ],
+)
+def test_the_work_of_a_step_is_in_samples_but_of_packed_rows_in_tokens(
+    metrics: dict[str, float], packed: bool, work: float | None, tmp_path: Path
+) -> None:
+    folder = _folder(tmp_path, [5.0, *[0.1] * 20])
+    found = read_outcome(
+        folder, folder, MEASURED,
+        lambda path: msgspec.structs.replace(judge(path), metrics=metrics), 12.0, packed=packed,
+    )  # fmt: skip
+    assert found.work == (pytest.approx(work) if work else None)
+    assert found.packed is packed
 
 
 def test_losses_are_read_for_all_steps_and_what_is_not_finite_is_null(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,11 @@ from brim.record.ladder import Figures, Ladder
 from brim.train import config as configuration
 from brim.train import tables
 from brim.train.config import Config, ModelTable
+from brim.tune.knobs import Settings
+from brim.tune.loop import Tuner
 from brim.tune.outcome import Outcome
 from brim.tune.trainer import as_options, change, edited, fields
+from brim.tune.trials import Trials
 
 CPU = Outcome(ending="measured", device="the training thread (no accelerator)")
 H200 = Outcome(ending="measured", device="NVIDIA H200")
@@ -78,6 +84,74 @@ def test_longer_rows_keep_the_tokens_of_a_step() -> None:
     assert _settings(CPU, _now(data__rows_per_step=1)) == []
     assert _settings(CPU, _now(data__rows_per_step=3)) == []
     assert _settings(CPU, _now(data__tokens_per_row=65_536)) == []
+
+
+POOR = """\
+output_dir = "out"
+
+[model]
+random = "4B"
+recompute_text_blocks = 4      # from a run that was short of memory
+recompute_vision_blocks = 4
+
+[data]
+sources = ["chats.jsonl"]
+tokens_per_row = 256           # one sample a row, the rest is padding
+rows_per_step = 16
+threads = 1
+"""
+
+
+def _seconds(now: Mapping[str, Any]) -> float:
+    """Of a step on a CPU: tokens, what is computed twice, each row's own operations, and a loader
+    whose one thread is too few."""
+    rows, tokens = now["data.rows_per_step"], now["data.tokens_per_row"]
+    again = 0.2 * now["model.recompute_text_blocks"] / 4
+    again += 0.1 * now["model.recompute_vision_blocks"] / 4
+    computing = 1e-4 * rows * tokens * (1 + again) + 0.01 * rows
+    return computing + (0.08 if now["data.threads"] == 1 else 0.0)
+
+
+def _samples(now: Mapping[str, Any]) -> int:
+    """Of 100 to 200 tokens, as many as fit."""
+    tokens = now["data.tokens_per_row"]
+    return int(now["data.rows_per_step"] * (tokens // 150))
+
+
+def test_a_poor_configuration_is_cured_to_within_3_percent_of_the_best_known_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sft.toml"
+    path.write_text(POOR)
+    table = tables.flat(configuration.load(path))
+    dice = random.Random(0)
+
+    def run(settings: Settings, alternate: Settings | None = None) -> Outcome:
+        now = {**table, **settings}
+        mean = _seconds(now) * math.exp(dice.gauss(0, 0.01))
+        return Outcome(
+            ending="measured", wall_s=20.0, device=CPU.device,
+            work=float(_samples(now)), packed=True,
+            steps={n: mean * math.exp(dice.gauss(0, 0.02)) for n in range(15)},
+            losses={n: 3.0 - 0.01 * n for n in range(15)},
+        )  # fmt: skip
+
+    tuner = Tuner(
+        Trials(run, budget_s=1e6), lambda outcome, base: fields(outcome, {**table, **base})
+    )
+    ladder = tuner.ladder(["brim", "train", str(path)], tuner.tune())
+    best = {
+        **table, "model.recompute_text_blocks": 0, "model.recompute_vision_blocks": 0,
+        "data.threads": 0, "data.tokens_per_row": 4096, "data.rows_per_step": 1,
+    }  # fmt: skip
+    found = {**table, **ladder.settings}
+    assert found["data.tokens_per_row"] * found["data.rows_per_step"] == 4096
+    rates = [_samples(now) / _seconds(now) for now in (table, found, best)]
+    assert rates[1] >= 0.97 * rates[2] > 2 * rates[0]
+    patched = tmp_path / "patched.toml"
+    patched.write_text(edited(POOR, ladder.settings))
+    as_found = tables.flat(configuration.load(patched))
+    assert all(as_found[field] == value for field, value in ladder.settings.items())
 
 
 def test_what_narrows_the_numbers_is_marked_as_lossy() -> None:

@@ -31,6 +31,8 @@ MUCH: Final = 1.1
 """Promised, it makes a second pair worth its time when the first one was slower."""
 _SAME_WORK: Final = 0.1
 """Batches of texts vary; a step whose work differs by more has another size."""
+_SAME_WORK_PACKED: Final = 0.01
+"""Of packed rows, whose tokens are what a longer row holds more of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +152,8 @@ class Judge:
 
 def _work(a: Outcome, b: Outcome) -> float:
     """Work of a step of B by that of a step of A; 1 where it is equal or not known."""
-    if not a.work or not b.work or abs(b.work / a.work - 1) <= _SAME_WORK:
+    same = _SAME_WORK_PACKED if a.packed and b.packed else _SAME_WORK
+    if not a.work or not b.work or abs(b.work / a.work - 1) <= same:
         return 1.0
     return b.work / a.work
 

@@ -30,7 +30,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     losses: dict[int, float | None] = {}
     """Number of a step → loss; null where it was not finite."""
     work: float | None = None
-    """Samples, else tokens, of a step."""
+    """Samples, else tokens, of a step; of packed rows the tokens, which hardly vary."""
+    packed: bool = False
+    """Rows are filled with as many samples as fit."""
     figures: dict[str, float] = {}
     """As in ``Diagnosis.metrics``."""
     findings: list[Finding] = []

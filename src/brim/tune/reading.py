@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from brim.diagnose.live.window import choose
 from brim.record.applied import Error
 from brim.record.applied import Knob as AppliedKnob
@@ -31,9 +33,18 @@ Judge = Callable[[Path], Diagnosis]
 
 
 def read_outcome(
-    folder: Path, records: Path | None, end: process.End, judge: Judge, wall_s: float
+    folder: Path,
+    records: Path | None,
+    end: process.End,
+    judge: Judge,
+    wall_s: float,
+    *,
+    packed: bool = False,
 ) -> Outcome:
-    """What the records tell about a run that ended so; its output lies in ``folder``."""
+    """What the records tell about a run that ended so; its output lies in ``folder``.
+
+    ``packed``: its rows are filled with as many samples as fit.
+    """
     if records is None:
         ending, why = _failed(folder, [], end) or ("nothing measured", "there are no records")
         return Outcome(ending=ending, why=why, folder=str(folder), wall_s=wall_s)
@@ -48,7 +59,9 @@ def read_outcome(
         return Outcome(
             ending=found[0], why=found[1], folder=str(folder), wall_s=wall_s, applied=applied
         )
-    return _measured(folder, records, run, steps, judge(records), wall_s, applied)
+    outcome = _measured(folder, records, run, steps, judge(records), wall_s, applied)
+    work = _work(outcome.figures, packed=packed)
+    return msgspec.structs.replace(outcome, work=work, packed=packed)
 
 
 def _measured(
@@ -69,7 +82,6 @@ def _measured(
         steps=steps,
         arms={s.n: s.arm for s in run.processes[0].steps if s.arm is not None},
         losses=_losses(records, run.processes[0]),
-        work=_work(figures, step_s),
         figures=figures,
         findings=diagnosis.findings,
         frameworks=diagnosis.frameworks,
@@ -132,6 +144,7 @@ def _losses(folder: Path, process: Process) -> dict[int, float | None]:
     return {n: loss if math.isfinite(loss) else None for n, loss in found.items()}
 
 
-def _work(figures: Mapping[str, float], step_s: float) -> float | None:
-    rate = figures.get("samples_per_s") or figures.get("tokens_per_s")
-    return rate * step_s if rate else None
+def _work(figures: Mapping[str, float], *, packed: bool) -> float | None:
+    rates = [figures.get("samples_per_s"), figures.get("tokens_per_s")]
+    rate = next(filter(None, reversed(rates) if packed else rates), None)
+    return rate * figures["step_s"] if rate else None

@@ -84,6 +84,8 @@ class Start:
     measured: Callable[[], bool]
     records: Callable[[], Path | None]
     """The run directory; None when the job made none."""
+    packed: bool = False
+    """Rows are filled with as many samples as fit."""
 
 
 class Starter(Protocol):
@@ -161,7 +163,7 @@ class Runner:
             )  # fmt: skip
         wall = time.monotonic() - begin
         runs.finish(folder, exit_code=end.code or 0, wall_s=wall)
-        outcome = read_outcome(folder, start.records(), end, self._judge, wall)
+        outcome = read_outcome(folder, start.records(), end, self._judge, wall, packed=start.packed)
         if self._first_s is None:
             self._first_s = wall
         # a device's trace takes seconds to judge, and the budget is the user's time

@@ -134,6 +134,7 @@ def _starter(path: Path, window: Window) -> Starter:
             env=dict(os.environ),
             measured=_Measured(output, window),
             records=lambda: _records(folder, output),
+            packed=True,
         )
 
     return start

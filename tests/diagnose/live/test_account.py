@@ -48,6 +48,13 @@ def test_a_loop_whose_time_cannot_be_told_apart_is_not_called_healthy() -> None:
     assert _shares(found) == {UNKNOWN: pytest.approx(1.0)}
 
 
+def test_a_run_with_a_mode_whose_price_is_not_known_is_not_called_healthy() -> None:
+    lines = steps(50, samples=WORKS, debug=["tracemalloc"])
+    found = _diagnose(run(process(lines, footer=Footer())))
+    assert (found.findings, found.verdict) == ([], "")
+    assert "tracemalloc is on in all steps" in found.notes[0]
+
+
 def test_time_that_no_rule_knows_is_said_to_be_somewhere() -> None:
     found = _diagnose(
         run(process(steps(50, samples=seen(("1", 0.06), ("3", 0.04))), footer=Footer()))

@@ -145,6 +145,18 @@ def test_an_optimizer_on_the_host_is_a_fault_only_where_the_device_has_room(
     assert ("host.offload" in _shares(found)) is named
 
 
+@pytest.mark.parametrize(("value", "cause"), [("1", "host.debug-mode"), ("0", "host.launch")])
+def test_gaps_between_kernels_are_a_debug_modes_where_each_launch_blocks(
+    value: str, cause: str
+) -> None:
+    footer, blocking = Footer(device=H200, memory=MEMORY), {"CUDA_LAUNCH_BLOCKING": value}
+    of = run(process(steps(50), device=H200, footer=footer, env=blocking))
+    traced = _traced([_finding("host.launch", 0.4)], idle__host_launch=0.4)
+    found = check(on_device(of, look(of, warmup=0), traced))
+    assert _shares(found) == pytest.approx({"compute": 0.6, cause: 0.4})
+    assert [f.cause for f in found.findings] == [cause]
+
+
 _PART = st.floats(0, 1)
 _FIELDS = st.sampled_from(["gc", "save", "compile", "flush", "collect", "input_wait", "evaluation"])
 

@@ -177,6 +177,20 @@ def test_what_a_profiler_writes_out_is_seen_in_samples_and_is_its_price() -> Non
     assert unpriced_modes(found) == []
 
 
+@pytest.mark.parametrize(
+    ("variables", "modes"),
+    [
+        ({"PYTHONMALLOC": "debug"}, ["PYTHONMALLOC=debug"]),
+        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, ["TORCH_DISTRIBUTED_DEBUG=DETAIL"]),
+        ({"TORCH_DISTRIBUTED_DEBUG": "INFO", "PYTHONDEVMODE": ""}, []),
+    ],
+)
+def test_modes_that_the_environment_sets_are_named_without_a_price(
+    variables: dict[str, str], modes: list[str]
+) -> None:
+    assert unpriced_modes(evidence(steps(10, samples=seen(("1", 0.1))), env=variables)) == modes
+
+
 # ---------------------------------------------------------------------------------- periodic work
 
 SAVE = stack("8", (f"{SITE}/safetensors/torch.py", "save_file"), (TRAIN, "keep", 55, ""), MAIN)

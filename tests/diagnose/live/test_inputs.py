@@ -255,6 +255,14 @@ def test_a_queue_that_is_no_dataloaders_is_a_producer_that_was_not_seen(
     assert "workers" not in clue.facts  # no number can be advised
 
 
+def test_a_thread_that_prefetches_from_a_loader_hides_nothing_of_its_workers() -> None:
+    found = evidence(steps(100, samples=seen(("1", 0.06), ("6", 0.04))), GET)
+    (clue,) = clues(found, workers(found.chosen, 2), machine())
+    assert (clue.cause, clue.confidence) == ("input.workers", "high")
+    assert clue.seconds == pytest.approx(4.0)
+    assert clue.facts["now"] == 2
+
+
 def test_a_loop_that_is_off_its_core_while_it_fetches_waits_for_storage() -> None:
     waiting = {"6": (1, 0.06, 0.001, 0.0)}
     found = evidence(steps(100, samples=seen(("1", 0.04)) | waiting), FETCH)

@@ -88,7 +88,7 @@ def diagnose_run(run: Run, found: Sequence[Rank]) -> Diagnosis:
     first = found[0].evidence
     return check(
         Diagnosis(
-            verdict=sentence(findings, account),
+            verdict="" if hosts.unpriced_modes(first) else sentence(findings, account),
             window=Window(
                 steps=len(first.chosen.steps),
                 wall_s=first.wall,

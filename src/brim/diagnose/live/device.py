@@ -109,7 +109,7 @@ def on_device(run: Run, found: Sequence[Rank], traced: Diagnosis) -> Diagnosis:
     clues = [c for r in found for c in r.clues] + devices.clues(run, found)
     shares = _base(traced)
     wall = sum(r.evidence.wall for r in found)
-    clues += _offload(found, shares)
+    clues += _offload(found, shares) + _blocking(found, shares)
     _move(shares, clues, wall)
     held = _of_device(clues, devices.metrics(run, found).get("gpu_util"), traced)
     for clue in held:
@@ -164,6 +164,27 @@ def _offload(found: Sequence[Rank], shares: Shares) -> list[Clue]:
                 f"{percent(free)} of the device's memory was never used",
             ),
             after=0.0,
+        )
+    ]
+
+
+def _blocking(found: Sequence[Rank], shares: Shares) -> list[Clue]:
+    """With ``CUDA_LAUNCH_BLOCKING`` each launch waits for its kernel, so nothing is launched ahead:
+    the gaps between kernels, which a trace calls launching, are its price."""
+    header, wall = found[0].evidence.process.header, sum(r.evidence.wall for r in found)
+    value = header.env.get("CUDA_LAUNCH_BLOCKING", "")
+    share = shares.get(("idle", "host.launch"), 0.0)
+    if value in ("", "0") or share <= 0:
+        return []
+    shares["idle", "host.debug-mode"] += shares.pop(("idle", "host.launch"))
+    return [
+        Clue(
+            cause="host.debug-mode",
+            seconds=share * wall,
+            evidence=(
+                f"CUDA_LAUNCH_BLOCKING={value}: each launch waits for its kernel; the device is "
+                f"idle {percent(share)} of the time between kernels",
+            ),
         )
     ]
 

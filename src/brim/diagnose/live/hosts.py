@@ -210,12 +210,26 @@ def _switched(evidence: Evidence, modes: list[str]) -> tuple[float, str] | None:
     return max(0.0, more) * len(on), how
 
 
+_BY_ENVIRONMENT = {
+    "PYTHONDEVMODE": ("1",),
+    "PYTHONMALLOC": ("debug", "malloc_debug", "pymalloc_debug"),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL",),
+    "MALLOC_CHECK_": ("1", "2", "3"),
+}
+
+
 def unpriced_modes(evidence: Evidence) -> list[str]:
     """Modes that are on in every step and leave no sample: their cost is not known."""
+    variables = evidence.process.header.env
+    found = [
+        f"{name}={variables[name]}"
+        for name, values in _BY_ENVIRONMENT.items()
+        if variables.get(name) in values
+    ]
     modes = [mode for mode in evidence.total.debug if mode in LASTING]
     if not modes or evidence.seconds.get(TRACE, 0.0) > 0 or _switched(evidence, modes) is not None:
-        return []
-    return modes
+        return found
+    return modes + found
 
 
 def _tracer_seconds(evidence: Evidence, modes: list[str]) -> float:

@@ -16,7 +16,7 @@ from brim.diagnose.live import loaderless, threads
 from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.live.evidence import Evidence
 from brim.diagnose.live.loaders import Workers
-from brim.diagnose.live.stacks import function_of, site
+from brim.diagnose.live.stacks import QUEUE, function_of, site
 from brim.diagnose.live.threads import Threads
 from brim.units import duration, percent, size
 
@@ -69,13 +69,14 @@ def clues(
 
     ``first_fetch``: seconds that a worker spent making batches before the window began.
     """
-    found = [
-        _startup(evidence, first_fetch),
-        *loaderless.clues(evidence, cores=machine.usable, used=machine.job),
-    ]
-    waited = evidence.seconds.get("input", 0.0)
+    found = [_startup(evidence, first_fetch), *loaderless.clues(evidence)]
+    waited, queued = evidence.seconds.get("input", 0.0), evidence.seconds.get(QUEUE, 0.0)
     if waited > 0:
         found.append(_priced(evidence, workers, _steady(evidence, workers, machine, waited, own)))
+    if queued > 0 and workers is not None:  # another thread of the program asks the loader
+        found.append(_workers(evidence, workers, machine, queued))
+    elif queued > 0:
+        found.append(loaderless.queue(evidence, cores=machine.usable, used=machine.job))
     return [clue for clue in found if clue is not None]
 
 

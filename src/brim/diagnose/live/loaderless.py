@@ -16,13 +16,8 @@ ON_CORE = 0.3
 storage."""
 
 
-def clues(evidence: Evidence, *, cores: float, used: float | None) -> list[Clue]:
-    """``cores``: usable ones; ``used``: those that the job used, where that is known."""
-    found = [
-        _in_loop(evidence, PREPARE),
-        _in_loop(evidence, FETCH),
-        _custom(evidence, cores, used),
-    ]
+def clues(evidence: Evidence) -> list[Clue]:
+    found = [_in_loop(evidence, PREPARE), _in_loop(evidence, FETCH)]
     return [clue for clue in found if clue is not None]
 
 
@@ -58,9 +53,12 @@ def _blocked(evidence: Evidence, sites: Sequence[Site]) -> bool:
     return _on_core(sites) + (evidence.total.run_delay or 0.0) / evidence.wall < ON_CORE
 
 
-def _custom(evidence: Evidence, cores: float, used: float | None) -> Clue | None:
+def queue(evidence: Evidence, *, cores: float, used: float | None) -> Clue | None:
     """The loop waits in a queue that is not a torch DataLoader's.  Where no core is left, more
-    threads or processes behind it would not help."""
+    threads or processes behind it would not help.
+
+    ``cores``: usable ones; ``used``: those that the job used, where that is known.
+    """
     sites = evidence.of(QUEUE)
     seconds = evidence.seconds.get(QUEUE, 0.0)
     if not sites or seconds <= 0:

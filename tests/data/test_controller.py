@@ -154,6 +154,26 @@ def test_rare_stalls_of_a_fast_source_are_outlasted_after_20_seconds(seed: int) 
     assert held.depth <= 24  # as far as the stalls ask for, and no further
 
 
+@pytest.mark.parametrize(
+    ("step_s", "share", "seconds"), [(0.2, 0.005, 1.5), (0.5, 0.005, 1.5), (0.2, 0.02, 0.5)]
+)
+def test_nine_of_ten_trainers_wait_under_1_percent_whatever_their_pace_and_the_stalls(
+    step_s: float, share: float, seconds: float
+) -> None:
+    def stalls(now: float, rng: random.Random) -> tuple[float, float]:
+        read = 0.001 + (seconds if rng.random() < share else 0.0)
+        return 0.006 + read, read
+
+    good = 0
+    for seed in range(20):
+        held = controller(cores=2, threads=2)
+        loader = Loader(held, stalls, step_s=step_s, per_row=7, rng=random.Random(seed))
+        loader.run(60)
+        good += loader.wait_share(20, 60) <= WAIT_GOAL
+        assert held.threads >= 2  # with a single one a stall would stop everything
+    assert good >= 18
+
+
 def test_a_lack_of_throughput_is_no_stall() -> None:
     """Rows that all come late ask for threads, not for memory."""
     slow = window(rows=4, waited=1.6, longest=0.4, task_wall=8.0)

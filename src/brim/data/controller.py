@@ -20,6 +20,10 @@ _CALM_WINDOWS = 3
 _HELPED = 0.02
 _READ_BOUND = 0.5
 _ALONE = 0.6
+_COVER = 2.0
+"""Rows ahead, by those that a stall costs: the next one may come before the queue is full again."""
+_FEWEST = 2
+"""Threads, where there may be so many: with one, a stall stops everything."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +140,7 @@ class Controller:
         more = max(self.threads, min(limit, math.ceil(self.threads * 1.25)))
         # rows that outlast such a stall, when it comes again, and a thread that goes on meanwhile
         self._spare = max(self._spare, bool(window.stall))
-        covered = self.depth + math.ceil(_MARGIN * window.stall / window.pace)
+        covered = self.depth + math.ceil(_COVER * window.stall / window.pace)
         if self.threads < wanted and "threads" not in self._futile:
             room = min(self.max_depth, max(self._room(wanted), covered))
             return self._set(window, "threads", wanted, room, "too few threads")
@@ -191,7 +195,7 @@ class Controller:
         self.bound_by, self._deeper = "consumer", 0
         self._futile.clear()
         self._calm = self._calm + 1 if window.ready > _FULL else 0
-        needed += self._spare
+        needed = max(needed + self._spare, _FEWEST)
         if self._calm < _CALM_WINDOWS or self.threads <= needed or self.fixed_threads:
             return None
         self._calm = 0

@@ -26,6 +26,7 @@ from typing import NoReturn
 
 TORCH = ("torch", "torch._dynamo")
 """The first step of an optimizer imports Dynamo: as long as torch itself."""
+TRANSFORMERS = (*TORCH, "transformers.trainer", "transformers.models.qwen3_vl.modeling_qwen3_vl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,25 +160,26 @@ def meeting(ranks: int) -> Iterator[list[dict[str, str]]]:
 def _serve(end: Connection) -> Script | None:
     """In the server: None, when nobody asks any more.  In each fork: its script."""
     running: dict[int, int] = {}  # file descriptor of a process → its id
-    while True:
-        for ready in wait([end, *running]):
-            if isinstance(ready, int):
-                pid = running.pop(ready)
-                os.close(ready)
-                _, status, used = os.wait4(pid, 0)
-                code = os.waitstatus_to_exitcode(status)
-                end.send(("ended", pid, code, used.ru_utime + used.ru_stime))
-                continue
-            try:
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            for ready in wait([end, *running]):
+                if isinstance(ready, int):
+                    end.send(_ended(running.pop(ready), ready))
+                    continue
                 script: Script = end.recv()
-            except EOFError:
-                return None
-            pid = os.fork()
-            if not pid:
-                end.close()
-                return script
-            running[os.pidfd_open(pid)] = pid
-            end.send(("started", pid, 0, 0.0))
+                pid = os.fork()
+                if not pid:
+                    end.close()
+                    return script
+                running[os.pidfd_open(pid)] = pid
+                end.send(("started", pid, 0, 0.0))
+    return None
+
+
+def _ended(pid: int, fd: int) -> tuple[str, int, int, float]:
+    os.close(fd)
+    _, status, used = os.wait4(pid, 0)
+    return "ended", pid, os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
 
 
 def _put_on(script: Script) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forks import TORCH, Forks
 
 from brim.api import observe
 from brim.errors import UsageError
@@ -41,27 +42,20 @@ def train(steps, workers=0):
                 break
 """
 
-Program = Callable[..., dict[str, Any]]
+Program = Callable[..., Any]
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
-    """Run the program and more lines; its last line of output is JSON."""
+def program(tmp_path: Path, forks: Callable[..., Forks]) -> Program:
+    """Run the program and more lines; each rank's last line of output is JSON."""
 
-    def run(more: str, *before: str, code: int = 0) -> dict[str, Any]:
+    def run(more: str, *, code: int = 0, ranks: int = 1) -> Any:
         (tmp_path / "job.py").write_text(PROGRAM + more)
-        done = subprocess.run(
-            [sys.executable, *before, "job.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        lines = done.stdout.splitlines()
-        return json.loads(lines[-1]) if lines else {}
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = forks(*TORCH).run([str(tmp_path / "job.py")], cwd=tmp_path, env=env, ranks=ranks)
+        assert [rank.returncode for rank in done] == [code] * ranks, done[0].stderr
+        said = [json.loads(rank.stdout.splitlines()[-1]) for rank in done if rank.stdout]
+        return said if ranks > 1 else next(iter(said), {})
 
     return run
 
@@ -115,15 +109,21 @@ with brim.observe("run"):
     assert not (tmp_path / "run" / "findings.json").exists()
 
 
-def test_under_brim_diagnose_nothing_is_measured_twice(program: Program, tmp_path: Path) -> None:
-    found = program(
-        """
+def test_under_brim_diagnose_nothing_is_measured_twice(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        PROGRAM
+        + """
 with brim.observe("run") as seen:
     train(12)
 print(json.dumps({"why": seen.why_none, "folder": seen.folder}))
-""",
-        "-m", "brim", "diagnose", "--runs", str(tmp_path / "runs"), "--", sys.executable,
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "brim", "diagnose", "--", sys.executable, "job.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found == {"why": "this process is measured by brim already", "folder": None}
     assert not (tmp_path / "run").exists()
     (folder,) = (tmp_path / "runs").iterdir()
@@ -149,8 +149,7 @@ except InputError as error:
 
 
 RANKS = """
-torch.distributed.init_process_group("gloo", init_method="file://" + os.path.abspath("meet"),
-                                     rank=int(os.environ["RANK"]), world_size=2)
+torch.distributed.init_process_group("gloo")
 with brim.observe() as seen:
     train(12)
     torch.distributed.barrier()
@@ -160,23 +159,12 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.slow
-def test_ranks_agree_on_a_folder_and_the_first_has_the_diagnosis(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(PROGRAM + RANKS)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "job.py"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    outputs = [job.communicate(timeout=120)[0] for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0]
-    (first, judged), (second, not_judged) = json.loads(outputs[0].splitlines()[-1])
+def test_ranks_agree_on_a_folder_and_the_first_has_the_diagnosis(
+    program: Program, tmp_path: Path
+) -> None:
+    told, same = program(RANKS, ranks=2)
+    assert told == same
+    (first, judged), (second, not_judged) = told
     assert first == second
     assert (judged, not_judged) == (True, False)
     (folder,) = (tmp_path / "runs").iterdir()

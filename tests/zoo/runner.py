@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import warm
 from case import Arm, Case
+from tests.forks import TRANSFORMERS, Forks
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -35,8 +36,13 @@ def command(case: Case, arm: Arm, data: Path, steps: int = 0) -> list[str]:
     if case.ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone"]
         launcher += ["--nproc-per-node", str(case.ranks)]
-    script = [str(SCRIPTS / case.script), "--arm", arm.name, "--data", str(data)]
-    return [*arm.prefix, *launcher, *script, *(["--steps", str(steps)] if steps else [])]
+    return [*arm.prefix, *launcher, str(SCRIPTS / case.script), *options(arm, data, steps)]
+
+
+def options(arm: Arm, data: Path, steps: int = 0) -> list[str]:
+    """What a script is started with; ``steps`` 0: its own number."""
+    length = ["--steps", str(steps)] if steps else []
+    return ["--arm", arm.name, "--data", str(data), *length]
 
 
 def environment(arm: Arm, **more: str) -> dict[str, str]:
@@ -45,9 +51,10 @@ def environment(arm: Arm, **more: str) -> dict[str, str]:
 
 def measure(case: Case, arm: Arm, data: Path, steps: int) -> Run:
     """Wall and CPU time of one run; raises ``RuntimeError`` when it fails."""
-    cpu, machine, begin = _children_cpu(), _machine_busy(), time.monotonic()
+    _forks().ready()
+    cpu, machine, begin = _scripts_cpu(), _machine_busy(), time.monotonic()
     (_cold if arm.prefix or arm.environment else _forked)(case, arm, data, steps)
-    wall, cpu = time.monotonic() - begin, _children_cpu() - cpu
+    wall, cpu = time.monotonic() - begin, _scripts_cpu() - cpu
     foreign = (_machine_busy() - machine - cpu) / (wall * (os.cpu_count() or 1))
     return Run(wall_s=wall, cpu_s=cpu, foreign=max(0.0, foreign))
 
@@ -64,13 +71,15 @@ def _cold(case: Case, arm: Arm, data: Path, steps: int) -> None:
 
 def _forked(case: Case, arm: Arm, data: Path, steps: int) -> None:
     """Without the seconds of importing, so that many pairs can be measured."""
-    warm.warm_up()
-    ranks = warm.start(data, case.script, arm.name, case.ranks, steps)
-    for rank in ranks:
-        rank.join(LONGEST_S)
-    if any(rank.exitcode for rank in ranks):
-        text = (data / f"{case.script}.err").read_text()[-2000:]
-        raise RuntimeError(f"{case.id} {arm.name} failed: {text}")
+    argv = [str(SCRIPTS / case.script), *options(arm, data, steps)]
+    for done in _forks().run(argv, cwd=data, env=os.environ, ranks=case.ranks, timeout=LONGEST_S):
+        if done.returncode:
+            raise RuntimeError(f"{case.id} {arm.name} failed: {done.stderr[-2000:]}")
+
+
+@functools.cache
+def _forks() -> Forks:
+    return Forks(*TRANSFORMERS)
 
 
 def diagnose(case: Case, arm: Arm, data: Path) -> dict[str, Any]:
@@ -92,9 +101,9 @@ def verdict(found: dict[str, Any]) -> str | None:
     return found["findings"][0]["cause"] if found["findings"] else None
 
 
-def _children_cpu() -> float:
+def _scripts_cpu() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    return usage.ru_utime + usage.ru_stime + _forks().cpu_s
 
 
 def _machine_busy() -> float:

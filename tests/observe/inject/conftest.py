@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.forks import TORCH, Forks
+from tests.forks import TORCH, TRANSFORMERS, Forks
 from tests.observe.inject.cured import Cured, Plan, RunCured
 
 from brim.observe.launch import INJECT
@@ -22,7 +22,6 @@ from brim.record.steps import read_process
 sys.path.append(str(INJECT))
 
 Hooked = Callable[..., subprocess.CompletedProcess[str]]
-QWEN = (*TORCH, "transformers.trainer", "transformers.models.qwen3_vl.modeling_qwen3_vl")
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def cured(forks: Callable[..., Forks], tmp_path: Path, records: Path) -> RunCure
         (tmp_path / "job.py").write_text(code)
         if order is None:
             order = json.dumps({"settings": settings, "alternate": alternate or {}})
-        modules = () if fresh else QWEN if "transformers" in code else TORCH
+        modules = () if fresh else TRANSFORMERS if "transformers" in code else TORCH
         done = forks(*modules).run(
             [str(tmp_path / "job.py")], cwd=tmp_path, ranks=ranks,
             env=_environment(records, BRIM_APPLY=order, **env),

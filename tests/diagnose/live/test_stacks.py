@@ -70,6 +70,12 @@ def _own(function: str, text: str = "") -> tuple[Any, ...]:
         ("copy", [_own("ModelEMA.update", "value.mul_(d).add_(new)"), MAIN]),
         ("sleep", [_own("train", "time.sleep(0.1)")]),
         ("python", [_own("train", "total += 1")]),
+        ("python", [_own("update_parameters", "total += 1")]),  # no meters
+        ("python", [_own("answer", "total += 1")]),  # nor a word error rate
+        ("metric", [_own("MeanIoU.update", "total += 1")]),
+        ("metric", [_own("F1Score.compute", "total += 1")]),
+        ("save", [(f"{SITE}/requests/api.py", "put"),
+                  (f"{SITE}/huggingface_hub/hf_api.py", "HfApi.upload_folder"), MAIN]),
         ("python", []),
     ],
 )  # fmt: skip

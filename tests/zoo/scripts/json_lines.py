@@ -18,7 +18,7 @@ def write(path: Path, records: int = 400) -> None:
     """Pages as a crawler leaves them: a text, and far more about where it comes from."""
     with path.open("w") as file:
         for i in range(records):
-            links = [{"href": f"https://example.org/{i}/{j}", "rank": j} for j in range(2500)]
+            links = [{"href": f"https://example.org/{i}/{j}", "rank": j} for j in range(6000)]
             file.write(json.dumps({"links": links, "text": caption(i, 2 * LENGTH)}) + "\n")
 
 

@@ -2,7 +2,7 @@
 
 window    which steps count
 stacks    what a stack of the training thread stands for
-occasional  what only long steps do
+occasional  what only long steps do; placing: what stands before and after a step
 evidence  sums over the window, one rank at a time
 inputs    which ``input.*`` a wait for the loader is; loaderless: input work without a loader
 hosts     garbage collection, locks, compilation, debug modes, periodic work, memory

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from brim.diagnose import remedies
 from brim.diagnose.causes import COMPUTE, REPORTED_FROM, UNKNOWN
 from brim.diagnose.gain import gain
-from brim.diagnose.live import computes, hosts, inputs, network, ranks, stacks
+from brim.diagnose.live import computes, hosts, inputs, network, placing, ranks, stacks
 from brim.diagnose.live.clues import Clue
 from brim.diagnose.live.evidence import Evidence, gather
 from brim.diagnose.live.inputs import Machine
@@ -42,6 +42,8 @@ _DIRECT = {
     stacks.METRIC: ("host.periodic",),
     stacks.COPY: ("host.periodic",),
     stacks.NOW_AND_THEN: ("host.periodic",),
+    placing.BEFORE: ("input.main-process", "input.storage"),
+    placing.AFTER: ("host.periodic",),
     stacks.TRACE: ("host.debug-mode",),
     stacks.RECOMPUTE: ("compute.recompute",),
     stacks.COMM: ("comm.",),

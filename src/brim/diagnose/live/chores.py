@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from brim.diagnose.live import stacks
+from brim.diagnose.live import placing, stacks
 from brim.diagnose.live.evidence import Evidence
 from brim.record.steps import Step
 
@@ -36,6 +36,8 @@ _SAMPLED: Final[dict[str, str]] = {
     stacks.METRIC: "host.periodic",
     stacks.COPY: "host.periodic",
     stacks.NOW_AND_THEN: "host.periodic",
+    placing.BEFORE: INPUT,
+    placing.AFTER: "host.periodic",
 }
 
 DOING: Final[dict[str, str]] = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from brim.diagnose.live import stacks
 from brim.diagnose.live.occasional import belongs_to_a_step, occasional
+from brim.diagnose.live.placing import place
 from brim.diagnose.live.window import Chosen
 from brim.record.steps import Process, Stack, Step, merge
 
@@ -99,6 +100,7 @@ def _sites(process: Process, chosen: Chosen) -> list[Site]:
             site.locked += locked
             site.steps.append(position)
     _rename_occasional(chosen, found.values())
+    place(found.values())
     return sorted(found.values(), key=lambda s: -s.wall)
 
 

@@ -7,9 +7,12 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
+from brim.diagnose.causes import REPORTED_FROM
 from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.live.evidence import Evidence, Site
 from brim.diagnose.live.inputs import Machine
+from brim.diagnose.live.loaderless import PLACED
+from brim.diagnose.live.placing import AFTER
 from brim.diagnose.live.stacks import (
     COMPUTE,
     COPY,
@@ -256,6 +259,7 @@ _WORK = {
     METRIC: "counting metrics",
     COPY: "copying or averaging the weights",
     NOW_AND_THEN: "work that only long steps do",
+    AFTER: "work after the optimizer's step",
 }
 
 
@@ -286,6 +290,8 @@ def _period(evidence: Evidence, kind: str, doing: str, seconds: float, sites: li
             f"thread, {often}{top}",
         ),
         where=where(site(sites[0].stack)) if sites else None,
+        confidence="medium" if kind == AFTER else "high",
+        report_from=PLACED if kind == AFTER else REPORTED_FROM,
         after=0.0,
         facts={"kind": kind} | ({"copies": 1} if kind == COPY else {}),
     )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from brim.diagnose.causes import REPORTED_FROM
 from brim.diagnose.live.clues import Clue, where
 from brim.diagnose.live.evidence import Evidence, Site
+from brim.diagnose.live.placing import BEFORE
 from brim.diagnose.live.stacks import FETCH, PREPARE, QUEUE, function_of, site
 from brim.units import duration, percent
 
+PLACED = 0.1
+"""Share from which on work that only its place tells is a finding: a loop's own Python is less."""
 SPARE = 0.5
 """Cores that another worker needs to be of use."""
 ON_CORE = 0.3
@@ -17,7 +21,7 @@ storage."""
 
 
 def clues(evidence: Evidence) -> list[Clue]:
-    found = [_in_loop(evidence, PREPARE), _in_loop(evidence, FETCH)]
+    found = [_in_loop(evidence, PREPARE), _in_loop(evidence, FETCH), _in_loop(evidence, BEFORE)]
     return [clue for clue in found if clue is not None]
 
 
@@ -28,8 +32,9 @@ def _in_loop(evidence: Evidence, kind: str) -> Clue | None:
     seconds = evidence.seconds.get(kind, 0.0)
     if not sites or seconds <= 0:
         return None
-    top, blocked = sites[0], _blocked(evidence, sites)
+    top, blocked, by_place = sites[0], _blocked(evidence, sites), kind == BEFORE
     doing = "waits for samples" if blocked else "prepares samples"
+    doing = "works before the forward pass" if by_place else doing
     return Clue(
         cause="input.storage" if blocked else "input.main-process",
         seconds=seconds,
@@ -39,6 +44,8 @@ def _in_loop(evidence: Evidence, kind: str) -> Clue | None:
             f"the thread computed {percent(_on_core(sites))} of that time",
         ),
         where=where(site(top.stack)),
+        confidence="medium" if by_place else "high",
+        report_from=PLACED if by_place else REPORTED_FROM,
         facts={"in_loop": 1},
     )
 

@@ -47,7 +47,8 @@ _COMPILERS = re.compile(
 )
 _SAVERS = re.compile(r"/safetensors/|/torch/distributed/checkpoint/")
 _SAVE_NAMES = re.compile(
-    r"(^|[._])(_?save(_\w+)?|\w*checkpoint_(save|write)|write_checkpoint|dump_state|snapshot)$"
+    r"(^|[._])(_?save(_\w+)?|\w*checkpoint_(save|write)|write_checkpoint|dump_state|snapshot|push_to_hub"
+    r"|upload_(file|folder))$"
 )
 _LOGGERS = re.compile(
     r"/(tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune|clearml|swanlab|trackio|aim)/"
@@ -92,11 +93,13 @@ _METERS = re.compile(
     r"|bert_score|pycocotools|lpips|nltk/translate)/"
 )
 _METRIC_NAMES = re.compile(
-    r"(accuracy|precision|recall|f1|auc|auroc|iou|bleu|rouge|meteor|cider|wer|cer|psnr|ssim|fid|mrr"
-    r"|ndcg|hits?_?at|top_?k|confusion|kappa|correlation|perplexity|metrics?|score[rs]?|meters?)",
-    re.IGNORECASE,
+    r"(^|[._])(accuracy|acc|precision|recall|f1|auc|auroc|iou|io_u|miou|bleu|rouge|meteor|cider|wer"
+    r"|cer|psnr|ssim|fid|mrr|ndcg|hits?|top_?k|confusion|kappa|perplexity|metrics?|score[rs]?"
+    r"|meters?)(\d*)($|[._])"
 )
-_NO_METRIC = re.compile(r"loss|criterion|reward|attention|attn|match", re.IGNORECASE)
+"""In names with words apart: ``AveragePrecision.compute`` is ``average_precision.compute``."""
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_NO_METRIC = re.compile(r"loss|criterion|reward|attention|attn|match")
 _AVERAGES = re.compile(
     r"(^|[._])(update_|apply_)?(ema|swa|polyak)($|[._])|EMA\w*\.|Ema\w*\.|MovingAverage\w*\.|/swa_utils"
     r"|(^|[._])(update_|moving_)?[Aa]veraged?(_(weights|model|params|parameters))?($|\.)"
@@ -199,7 +202,7 @@ def _in_numpy(frames: Sequence[Frame]) -> bool:
 def _measures(frame: Frame) -> bool:
     """By the name of the user's own function or class: only where neither a module nor torch is
     above it, since a differentiable score is a loss."""
-    name = frame.function
+    name = _WORDS.sub("_", frame.function).lower()
     return is_own(frame) and bool(_METRIC_NAMES.search(name)) and not _NO_METRIC.search(name)
 
 

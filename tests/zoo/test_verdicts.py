@@ -21,7 +21,7 @@ ALWAYS = {
     "Z043-share": ("faulty",),
     "Z131": ("faulty",),
     "H01": ("single",),
-    "H02": ("workers", "item"),
+    "H02": ("item",),
     "H03": ("plain",),
 }
 TRIES = 2

@@ -106,3 +106,13 @@ def test_only_the_owner_can_read_the_log(tmp_path: Path) -> None:
     log = tmp_path / "trials.jsonl"
     Trials(_Job(), budget_s=1000, path=log).run({})
     assert os.stat(log).st_mode & 0o777 == 0o600
+
+
+def test_a_run_that_ended_early_does_not_promise_that_the_next_one_does() -> None:
+    job = _Job()
+    trials = Trials(job, budget_s=150)
+    for wall in (67.0, 45.0, 12.0):
+        job.wall_s = wall
+        trials.run({})
+    with pytest.raises(OutOfBudget):  # 124 s are spent; the middle run took 45
+        trials.run({})

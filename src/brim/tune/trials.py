@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ class Trials:
         self._run, self._path, self._say = run, path, say
         self._logged: dict[Key, list[Outcome]] = defaultdict(list)
         self._taken: dict[Key, list[Outcome]] = defaultdict(list)
-        self._last_s = 0.0
+        self._walls: list[float] = []
         if path is not None and path.exists():
             for line in decoded(path, _Line):
                 self._logged[_key(line.settings, line.alternate)].append(line.outcome)
@@ -93,7 +94,7 @@ class Trials:
         if len(taken) < len(logged):
             outcome = logged[len(taken)]
         else:
-            if self.count and self.spent_s + self._last_s > self.limit_s:
+            if self.count and self.spent_s + self._next_s() > self.limit_s:
                 raise OutOfBudget
             outcome = self._run(settings) if alternate is None else self._run(settings, alternate)
             logged.append(outcome)
@@ -102,8 +103,13 @@ class Trials:
         taken.append(outcome)
         self.count += 1
         self.spent_s += outcome.wall_s
-        self._last_s = outcome.wall_s
+        self._walls.append(outcome.wall_s)
         return outcome
+
+    def _next_s(self) -> float:
+        """As long as the last run, which the next one often repeats, or as most: one that had
+        nothing to measure ended early."""
+        return max(self._walls[-1], statistics.median(self._walls))
 
     def _write(self, line: _Line) -> None:
         """One write of a whole line; a reader leaves out one that was cut."""

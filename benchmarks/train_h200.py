@@ -1,6 +1,7 @@
 """Training speed of Qwen3-VL on one GPU: variants side by side, counted strictly.
 
     python benchmarks/train_h200.py                      the variants of the table, 4B then 8B
+    python benchmarks/train_h200.py --list               their names and settings
     python benchmarks/train_h200.py --only 4B-fa4 --trace trace.json.gz
     python benchmarks/train_h200.py --dry                tiny shapes, any machine, two minutes
 
@@ -11,6 +12,11 @@ recomputation.  Every variant first trains a few steps for compilation, then one
 torch.cuda.set_sync_debug_mode("error"), then the timed steps; one more is profiled.
 
 The clock is the device's own between two events, over all timed steps.  A table comes last.
+
+Minutes on an H200, compilation (40 to 60 s) included: 1.3 for a 4B, 1.7 for an 8B, 2.2 with FP8.
+Variants that differ only in the rows of a step follow each other and share model and compilation:
+the second takes 0.3.  A line is printed and written as soon as a variant's time is known, before it
+is profiled; --limit ends a variant that hangs, --budget starts none that may not end.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import gc
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +34,7 @@ import traceback
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # as brim train does
@@ -44,6 +52,7 @@ from brim.model.lora import add_lora
 from brim.model.parts import PARTS
 from brim.model.precision import use_fp8
 from brim.model.qwen3vl import Qwen3VL, Recompute
+from brim.model.swiglu import swiglu
 from brim.model.weights import random_model
 from brim.train.adamw import AdamW, decay_groups
 from brim.train.step import Outcome, TrainStep
@@ -59,7 +68,8 @@ class Variant:
     attention: str = "fa4"
     vision_attention: str = ""
     compile: bool = True
-    states: str = "bf16 rounded"  # or "fp32 + masters"
+    states: str = "bf16 rounded"
+    """Or "8bit rounded", or "fp32 + masters"."""
     fp8: str = ""
     fp8_scope: str = "text"
     static_patches: bool = False
@@ -72,23 +82,41 @@ class Variant:
     """Share of activations kept, see brim.model.kernels.ACTIVATION_BUDGET."""
     quack: str = ""
     """untuned or tuned: MLPs of both towers as quack's products with fused activations."""
+    swiglu: bool = False
+    """FP8 too gets SwiGLU as one kernel; plain layers always do."""
+
+    @property
+    def built(self) -> Variant:
+        """What the model depends on: equal for variants that can share it."""
+        return replace(self, name="", accumulate=1)
 
 
+FP8 = Variant(name="", size="8B", length=8192, accumulate=2, fp8="tensorwise")
 PLAN = [
+    # longer rows share out the optimizer; keeping all activations saves their second making
     Variant(name="4B-fa4", size="4B"),
+    Variant(name="4B-keep-all", size="4B", budget=1.0),
+    Variant(name="4B-keep-all-x4", size="4B", budget=1.0, accumulate=4),
+    Variant(name="4B-16k-keep-all", size="4B", length=16_384, budget=1.0),
+    Variant(name="4B-20k", size="4B", length=20_480),
+    Variant(name="4B-20k-x2", size="4B", length=20_480, accumulate=2),
     Variant(name="8B-fa4", size="8B", length=8192, accumulate=2),
-    Variant(name="8B-fp8-tensorwise", size="8B", length=8192, accumulate=2, fp8="tensorwise"),
-    Variant(name="4B-fa4-16k", size="4B", length=16_384),
-    Variant(name="4B-fa4-16k-x4", size="4B", length=16_384, accumulate=4),
-    Variant(name="8B-fp8-rowwise", size="8B", length=8192, accumulate=2, fp8="rowwise"),
-    Variant(
-        name="8B-fp8-rowwise-gw", size="8B", length=8192, accumulate=2, fp8="rowwise_with_gw_hp"
-    ),
-    Variant(
-        name="8B-fp8-both", size="8B", length=8192, accumulate=2, fp8="tensorwise", fp8_scope="both"
-    ),
+    Variant(name="8B-fa4-x4", size="8B", length=8192, accumulate=4),
+    Variant(name="8B-tower-varlen", size="8B", length=8192, accumulate=2,
+            vision_attention="varlen"),
+    Variant(name="8B-8bit-12k", size="8B", length=12_288, states="8bit rounded"),
+    Variant(name="8B-8bit-keep-all", size="8B", length=8192, states="8bit rounded", budget=1.0),
+    replace(FP8, name="8B-fp8-tensorwise"),
+    replace(FP8, name="8B-fp8-swiglu", swiglu=True),
+    replace(FP8, name="8B-fp8-both", fp8_scope="both", swiglu=True),
+    replace(FP8, name="8B-fp8-both-8bit-12k", fp8_scope="both", swiglu=True, length=12_288,
+            accumulate=1, states="8bit rounded"),
+    replace(FP8, name="8B-fp8-rowwise", fp8="rowwise"),
+    replace(FP8, name="8B-fp8-rowwise-gw", fp8="rowwise_with_gw_hp"),
     Variant(name="4B-lora", size="4B", lora=16, length=16_384),
     Variant(name="8B-lora", size="8B", lora=16, length=16_384),
+    Variant(name="4B-fa4-16k", size="4B", length=16_384),
+    Variant(name="4B-fa4-16k-x4", size="4B", length=16_384, accumulate=4),
     Variant(name="4B-varlen", size="4B", attention="varlen"),
     Variant(name="4B-mixed-attention", size="4B", attention="varlen", vision_attention="fa4"),
     Variant(name="4B-fa4-eager", size="4B", length=8192, compile=False),
@@ -96,8 +124,8 @@ PLAN = [
     Variant(name="4B-fa4-static", size="4B", static_patches=True),
     Variant(name="4B-quack", size="4B", quack="untuned"),
     Variant(name="4B-quack-tuned", size="4B", quack="tuned"),
-    Variant(name="4B-fa4-keep-all", size="4B", budget=1.0),
-]
+]  # fmt: skip
+STATES = {"bf16": torch.bfloat16, "8bit": torch.uint8, "fp32": torch.float32}
 KINDS = (
     # first match wins; names as CUDA and Inductor print them
     ("attention", ("flash", "fmha", "attention", "_fwd_kernel", "FlashAttention", "bwd_postprocess",
@@ -108,6 +136,17 @@ KINDS = (
     ("copy and fill", ("Memcpy", "Memset", "copy", "fill", "CatArray")),
     ("rows", ("index", "gather", "scatter", "embedding", "sort", "Radix")),
 )  # fmt: skip
+
+
+class SwigluMLP(torch.nn.Module):
+    """A text block's MLP whose activations are one kernel even where ``down`` is no plain layer."""
+
+    def __init__(self, mlp: TextMLP) -> None:
+        super().__init__()
+        self.gate_up, self.down = mlp.gate_up, mlp.down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(swiglu(self.gate_up(x)))
 
 
 class QuackMLP(torch.nn.Module):
@@ -176,6 +215,9 @@ def build(variant: Variant, config: ModelConfig, device: torch.device) -> tuple[
         use_quack(model, variant.quack == "tuned")
     if variant.fp8:
         use_fp8(model, variant.fp8, variant.fp8_scope)
+    if variant.swiglu:
+        for block in model.blocks:
+            block.mlp = SwigluMLP(block.mlp)
     if picked.compile.value:
         compile_blocks(
             model, static_patches=variant.static_patches, activation_budget=variant.budget
@@ -185,25 +227,42 @@ def build(variant: Variant, config: ModelConfig, device: torch.device) -> tuple[
         decay_groups(model.named_parameters(), 0.1),
         lr=1e-5,
         masters=masters,
-        state_dtype=torch.float32 if masters else torch.bfloat16,
+        state_dtype=STATES[variant.states.split()[0]],
     )
     return model, optimizer
 
 
-def measure(variant: Variant, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    began = time.monotonic()
+@dataclass(frozen=True)
+class Bench:
+    """A model that is compiled, and its rows on the device."""
+
+    of: Variant
+    """The variant without what can change, see :attr:`Variant.built`."""
+    config: ModelConfig
+    length: int
+    step: TrainStep
+    rows: list[PackedBatch]
+
+
+def prepare(variant: Variant, args: argparse.Namespace, device: torch.device) -> Bench:
     config = tiny() if args.dry else ModelConfig.named(variant.size)
     length = args.length or (512 if args.dry else variant.length)
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
     model, optimizer = build(variant, config, device)
-    step = TrainStep(model, optimizer, max_norm=1.0)
     source = photographs(config, length, bucket=args.bucket, text=30 if args.dry else 300)
     if args.dry:
         source = small_rows(config, length)
     rows = [row.to(device) for row in itertools.islice(source, args.rows)]
-    batches = grouped(rows, variant.accumulate)
+    return Bench(variant.built, config, length, TrainStep(model, optimizer, max_norm=1.0), rows)
+
+
+def measure(
+    variant: Variant, bench: Bench, args: argparse.Namespace, device: torch.device
+) -> dict[str, Any]:
+    began = time.monotonic()
+    config, step, cuda = bench.config, bench.step, device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    batches = grouped(bench.rows, variant.accumulate)
     losses = [step(batch, 1e-5).loss for batch in batches]
     synchronize(device)
     ready = time.monotonic() - began
@@ -214,26 +273,23 @@ def measure(variant: Variant, args: argparse.Namespace, device: torch.device) ->
     trained = Trained(**frozen, lora_rank=variant.lora) if variant.lora else Trained()
     total = sum(flops.step(config, c, trained).total for c in counted)
     tokens, images = sum(c.tokens for c in counted), sum(c.images for c in counted)
-    result = {
+    return {
         **asdict(variant),
-        "length": length,
+        "length": bench.length,
         "seconds_per_step": seconds / steps,
         "tflops": total / seconds / 1e12,
         "mfu": total / seconds / BF16_PEAK,
         "tokens_per_s": tokens / seconds,
         "images_per_s": images / seconds,
-        "fill": tokens / (length * len(counted)),
+        "fill": tokens / (bench.length * len(counted)),
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
         "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if cuda else None,
         "ready_s": ready,
         "syncs": syncs,
         "loss": [losses[0].item(), outcome.loss.item()],
         "norm": outcome.norm.item(),
-        "parts": asdict(flops.step(config, rows[0].counts, trained)),
+        "parts": asdict(flops.step(config, bench.rows[0].counts, trained)),
     }
-    if not args.no_profile:
-        result["kernels"] = profile(step, batches[0], device, args.trace)
-    return result
 
 
 def grouped(rows: list[PackedBatch], size: int) -> list[list[PackedBatch]]:
@@ -341,8 +397,6 @@ def small_documents(config: ModelConfig, seed: int) -> list[Document]:
 
 
 def show_kernels(result: dict[str, Any]) -> None:
-    if "kernels" not in result:
-        return
     seen = result["kernels"]
     busy = seen["busy_ms"]
     print(f"  one step of {result['name']}: {busy:.1f} ms busy in {seen['launches']} launches")
@@ -401,42 +455,85 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--bucket", type=int, default=128, help="multiple of the vision rows")
     parser.add_argument("--budget", type=float, default=500, help="start no variant after, seconds")
+    parser.add_argument("--limit", type=int, default=200, help="seconds of one variant")
     parser.add_argument("--out", default="", help="a file for the results as JSON lines")
     parser.add_argument("--trace", default="", help="a file for the profiled step's trace")
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--dry", action="store_true", help="tiny shapes")
+    parser.add_argument("--list", action="store_true", help="print the variants and end")
     return parser.parse_args()
+
+
+def too_long(_signal: int, _frame: FrameType | None) -> None:
+    raise TimeoutError("over its --limit")
+
+
+def run(
+    variant: Variant, bench: Bench | None, args: argparse.Namespace, device: torch.device
+) -> tuple[Bench, dict[str, Any]]:
+    """Measure and tell; ``bench`` is that of the variant before, if it serves."""
+    signal.alarm(args.limit)
+    if bench is None:
+        bench = prepare(variant, args, device)
+    result = measure(variant, bench, args, device)
+    told = {k: v for k, v in result.items() if k != "parts"}
+    print(json.dumps(told), flush=True)
+    write(args.out, result)
+    if not args.no_profile:
+        batch = grouped(bench.rows, variant.accumulate)[0]
+        seen = {"name": variant.name, "kernels": profile(bench.step, batch, device, args.trace)}
+        show_kernels(seen)
+        write(args.out, seen)
+    return bench, result
+
+
+def write(path: str, line: dict[str, Any]) -> None:
+    if path:
+        with Path(path).open("a") as f:
+            f.write(json.dumps(line) + "\n")
+
+
+def empty(device: torch.device) -> None:
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def main() -> int:
     args = arguments()
     began = time.monotonic()
+    chosen = [v for v in PLAN if not args.only or v.name in args.only.split(",")]
+    if args.list:
+        print(*chosen, sep="\n")
+        return 0
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
-    chosen = [v for v in PLAN if not args.only or v.name in args.only.split(",")]
+    signal.signal(signal.SIGALRM, too_long)
     print(f"torch {torch.__version__}, packages {sorted(installed())}, {gpu_line()}", flush=True)
-    results = []
+    results: list[dict[str, Any]] = []
+    bench: Bench | None = None
     for variant in chosen:
         if time.monotonic() - began > args.budget:
             results.append({"name": variant.name, "error": "not run: out of time"})
             continue
+        if bench is not None and bench.of != variant.built:
+            bench = None
+            empty(device)
         try:
-            result = measure(variant, args, device)
+            bench, result = run(variant, bench, args, device)
         except Exception as error:  # one variant's failure must not cost the others
             traceback.print_exc()
-            result = {"name": variant.name, "error": f"{type(error).__name__}: {error}"}
+            bench, result = (
+                None,
+                {"name": variant.name, "error": f"{type(error).__name__}: {error}"},
+            )
+            write(args.out, result)
+        signal.alarm(0)
+        if bench is None:
+            empty(device)
         results.append(result)
-        if args.out:
-            with Path(args.out).open("a") as f:
-                f.write(json.dumps(result) + "\n")
-        brief = {k: v for k, v in result.items() if k not in ("kernels", "parts")}
-        print(json.dumps(brief), flush=True)
-        show_kernels(result)
         print(f"  {time.monotonic() - began:.0f} s so far; {gpu_line()}", flush=True)
-        torch._dynamo.reset()
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
     show_table(results)
     return 0
 

@@ -1,7 +1,8 @@
 """Do cheaper numbers train as well, and does brim train like transformers?  Loss curves compared.
 
-    python benchmarks/train_quality.py        300 steps, one GPU, under three minutes
-    python benchmarks/train_quality.py --dry  the same on tiny shapes, any machine
+    python benchmarks/train_quality.py --budget 300   300 steps, one H200: about half a minute an
+                                                      arm, compilation included
+    python benchmarks/train_quality.py --dry          the same on tiny shapes, any machine
 
 The model has the widths of the 4B and few layers; weights, data and order are the same for all.
 Texts are sequences that a model can learn (each token is an affine function of the one before,
@@ -30,6 +31,7 @@ import json
 import math
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -280,10 +282,16 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, list[
         start = time.monotonic()
         try:
             curves[arm] = train(arm, data, args)
-        except MissingExtra as error:
+        except Exception as error:  # one arm's failure must not cost the others
+            if not isinstance(error, MissingExtra):
+                traceback.print_exc()
             say(f"{arm}: left out, {error}")
             continue
-        say(f"{arm}: {time.monotonic() - start:.0f} s, last {curves[arm][-1]:.4f}")
+        gap = distances(curves).get(arm, {}).get("rms", 0.0)
+        say(
+            f"{arm}: {time.monotonic() - start:.0f} s, last {curves[arm][-1]:.4f}, "
+            f"{gap:.4f} nats rms from {REFERENCE}"
+        )
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()

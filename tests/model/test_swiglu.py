@@ -40,6 +40,20 @@ def test_both_operators_equal_autograd_in_float64(dtype: torch.dtype, near: floa
     assert torch.equal(again, swiglu(gate_up))
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_gradients_flow_through_the_operator_alone(compiled: bool) -> None:
+    gate_up, grad = _inputs(torch.float32)
+    _, slope = _expected(gate_up, grad)
+
+    def activations(x: torch.Tensor) -> torch.Tensor:
+        return swiglu(x * 2)
+
+    run = torch.compile(activations, fullgraph=True, backend="aot_eager") if compiled else None
+    leaf = (gate_up / 2).requires_grad_()
+    (run or activations)(leaf).backward(grad)
+    assert leaf.grad is not None and _off(leaf.grad / 2, slope) < 1e-6
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_the_kernels_equal_autograd_in_float64() -> None:

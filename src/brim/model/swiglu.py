@@ -51,6 +51,19 @@ def _(gate_up: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return torch.empty_like(gate_up), torch.empty_like(grad)
 
 
+def _setup(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _slope(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    (gate_up,) = ctx.saved_tensors
+    slope: torch.Tensor = swiglu_backward(gate_up, grad)[0]
+    return slope
+
+
+swiglu.register_autograd(_slope, setup_context=_setup)
+
+
 class _SwigluDown(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

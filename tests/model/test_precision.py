@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,3 +86,10 @@ def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(MissingExtra, match=r"brim\[gpu\]"):
         use_fp8(fresh())
+
+
+def test_fp8_of_a_mixture_of_experts_is_refused_with_the_name_of_the_field() -> None:
+    text = replace(CONFIG.text, experts=4, experts_per_token=2, expert_size=32)
+    model = random_model(replace(CONFIG, text=text), dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"model\.fp8 is 'tensorwise'.*experts"):
+        use_fp8(model)

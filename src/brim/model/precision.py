@@ -18,6 +18,12 @@ def use_fp8(model: Qwen3VL, recipe: str = "tensorwise", scope: str = "text") -> 
     """
     if recipe not in RECIPES:
         raise ConfigError(f"fp8 is {recipe!r}", hint=f"one of {', '.join(RECIPES)}")
+    if model.config.text.experts:
+        raise ConfigError(
+            f"model.fp8 is {recipe!r}; this model's experts are grouped products, which have no "
+            "FP8 form here, and nearly all of its work is theirs",
+            hint="leave model.fp8 empty",
+        )
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:

@@ -75,6 +75,8 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     # training
     backward: float = 0.0
     backward_n: int = 0
+    backward_cpu: float = 0.0
+    """Of it, on a core; only where DDP may wait for other ranks in it."""
     optimizer: float = 0.0
     host_optimizer: float = 0.0
     """Of it, updating tensors in host memory though the job has a device."""

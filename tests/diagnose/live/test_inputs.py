@@ -233,7 +233,7 @@ GET = stack("6", ("/usr/lib/python3.12/queue.py", "Queue.get"), (TRAIN, "train",
 
 
 def test_samples_prepared_in_the_loop_itself_are_main_process_work() -> None:
-    found = evidence(steps(100, samples=seen(("1", 0.06), ("5", 0.04))), DECODE)
+    found = evidence(steps(100, cpu=0.1, samples=seen(("1", 0.06), ("5", 0.04))), DECODE)
     (clue,) = clues(found, None, machine())
     assert clue.cause == "input.main-process"
     assert clue.seconds == pytest.approx(4.0)
@@ -263,18 +263,27 @@ def test_a_thread_that_prefetches_from_a_loader_hides_nothing_of_its_workers() -
     assert clue.facts["now"] == 2
 
 
-def test_a_loop_that_is_off_its_core_while_it_fetches_waits_for_storage() -> None:
-    waiting = {"6": (1, 0.06, 0.001, 0.0)}
-    found = evidence(steps(100, samples=seen(("1", 0.04)) | waiting), FETCH)
+def test_a_loop_in_a_socket_waits_for_storage_whatever_the_samples_say_about_its_core() -> None:
+    smeared = {"6": (1, 0.06, 0.03, 0.0)}  # the CPU time of 50 ms around the sample
+    found = evidence(steps(100, cpu=0.04, samples=seen(("1", 0.04)) | smeared), FETCH)
     (clue,) = clues(found, None, machine())
     assert (clue.cause, clue.seconds) == ("input.storage", pytest.approx(6.0))
-    assert "computed 1.7 % of that time" in clue.evidence[1]
+    assert "off its core for 6 s of that" in clue.evidence[1]
 
 
-def test_a_loop_without_a_core_while_it_decodes_is_not_said_to_wait_for_storage() -> None:
-    starved = {"5": (1, 0.06, 0.012, 0.0)}
-    found = evidence(steps(100, samples=seen(("1", 0.04)) | starved, run_delay=0.05), DECODE)
-    assert [c.cause for c in clues(found, None, machine())] == ["input.main-process"]
+@pytest.mark.parametrize(
+    ("cpu", "delay", "cause"),
+    [
+        (0.1, 0.0, "input.main-process"),  # it decodes
+        (0.045, 0.05, "input.main-process"),  # it wants to, and gets no core
+        (0.045, 0.0, "input.storage"),  # it waits for what it reads
+    ],
+)
+def test_work_on_samples_in_the_loop_is_storages_where_the_thread_is_off_its_core(
+    cpu: float, delay: float, cause: str
+) -> None:
+    lines = steps(100, cpu=cpu, run_delay=delay, samples=seen(("1", 0.04), ("5", 0.06)))
+    assert [c.cause for c in clues(evidence(lines, DECODE), None, machine())] == [cause]
 
 
 # ---------------------------------------------------------------------------------- the sampler

@@ -40,7 +40,7 @@ def _at(line: int, text: str = "shuffle(rows)", function: str = "train") -> Any:
 
 def _found(unknown: Any, seconds: float = 0.03) -> Evidence:
     samples = seen(("1", 0.04), ("7", 0.02), ("8", 0.01), ("9", seconds))
-    return evidence(steps(50, samples=samples), BACKWARD, UPDATE, unknown)
+    return evidence(steps(50, cpu=0.1, samples=samples), BACKWARD, UPDATE, unknown)
 
 
 def _clues(found: Evidence) -> list[Clue]:
@@ -70,6 +70,15 @@ def test_work_of_a_tenth_of_the_time_is_a_clue_with_its_line(line: int, cause: s
 def test_the_loops_own_line_is_the_interpreters_work() -> None:
     assert "python" in _found(_at(28, "for x in loader:")).seconds
     assert _clues(_found(_at(28, "for x in loader:"))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("x = tiles[::8].float()", "python"), ("x = np.stack(rows)", "before the step")],
+)
+def test_a_line_of_the_loop_itself_may_be_torchs_arithmetic(text: str, kind: str) -> None:
+    leaf = stack("9", (TRAIN, "train", 28, text), MAIN)
+    assert kind in _found(leaf).seconds
 
 
 def test_a_function_that_shows_no_order_of_a_step_tells_nothing() -> None:

@@ -51,6 +51,15 @@ def test_the_wait_is_what_is_neither_on_a_core_nor_for_one_nor_for_the_loader() 
     assert found.share(0) == pytest.approx(0.3)
 
 
+def test_a_rank_that_sleeps_outside_backward_waits_for_nobody() -> None:
+    """A slow device: 50 ms of 100 without a core, while backward computes all the time."""
+    slow = _rank(1, [0.05] * 10, backward=0.03, backward_cpu=0.03)
+    found = waits([_rank(0, [0.05] * 10, backward_cpu=0.03), slow])
+    assert found.wait[0] == pytest.approx([0.05] * 10)
+    assert found.wait[1] == pytest.approx([0.0] * 10)
+    assert _causes(_rank(0, [0.05] * 10, backward_cpu=0.03), slow) == {"comm.straggler-device"}
+
+
 def test_a_late_rank_that_changes_is_the_datas_fault() -> None:
     long_short = [0.09, 0.05] * 10
     assert _causes(_rank(0, long_short), _rank(1, long_short[::-1])) == {"comm.straggler-data"}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from brim.diagnose.causes import REPORTED_FROM
 from brim.diagnose.live.clues import Clue, where
-from brim.diagnose.live.evidence import Evidence, Site
+from brim.diagnose.live.evidence import Evidence
 from brim.diagnose.live.placing import BEFORE
-from brim.diagnose.live.stacks import FETCH, PREPARE, QUEUE, function_of, site
-from brim.units import duration, percent
+from brim.diagnose.live.stacks import FETCH, PREPARE, QUEUE, SLEEP, function_of, site
+from brim.units import duration
 
 PLACED = 0.1
 """Share from which on work that only its place tells is a finding: a loop's own Python is less."""
@@ -32,7 +30,9 @@ def _in_loop(evidence: Evidence, kind: str) -> Clue | None:
     seconds = evidence.seconds.get(kind, 0.0)
     if not sites or seconds <= 0:
         return None
-    top, blocked, by_place = sites[0], _blocked(evidence, sites), kind == BEFORE
+    off_core, by_place = min(seconds, _off_core(evidence, kind)), kind == BEFORE
+    alone = evidence.process.device is None and evidence.process.header.world == 1
+    top, blocked = sites[0], kind == FETCH or (alone and off_core > (1.0 - ON_CORE) * seconds)
     doing = "waits for samples" if blocked else "prepares samples"
     doing = "works before the forward pass" if by_place else doing
     return Clue(
@@ -41,7 +41,7 @@ def _in_loop(evidence: Evidence, kind: str) -> Clue | None:
         evidence=(
             f"the training loop itself {doing}: {duration(seconds)} of "
             f"{duration(evidence.wall)}, most of it in {function_of(top.stack)}",
-            f"the thread computed {percent(_on_core(sites))} of that time",
+            f"the thread was off its core for {duration(off_core)} of that",
         ),
         where=where(site(top.stack)),
         confidence="medium" if by_place else "high",
@@ -50,14 +50,16 @@ def _in_loop(evidence: Evidence, kind: str) -> Clue | None:
     )
 
 
-def _on_core(sites: Sequence[Site]) -> float:
-    wall = sum(s.wall for s in sites)
-    return min(1.0, sum(s.cpu for s in sites) / wall) if wall else 1.0
+def _off_core(evidence: Evidence, kind: str) -> float:
+    """Seconds in which the thread neither computed nor wanted a core, outside the loader and what
+    waits by its nature.
 
-
-def _blocked(evidence: Evidence, sites: Sequence[Site]) -> bool:
-    """Off its core for most of the time, and not for want of one."""
-    return _on_core(sites) + (evidence.total.run_delay or 0.0) / evidence.wall < ON_CORE
+    Of the whole window: a sample's CPU time is that of some 50 ms, and not of its stack alone.
+    """
+    total = evidence.total
+    waits = sum(evidence.seconds.get(k, 0.0) for k in (SLEEP, QUEUE, FETCH) if k != kind)
+    loader = max(0.0, total.input_wait - total.input_cpu)
+    return max(0.0, evidence.wall - total.cpu - (total.run_delay or 0.0) - loader - waits)
 
 
 def queue(evidence: Evidence, *, cores: float, used: float | None) -> Clue | None:

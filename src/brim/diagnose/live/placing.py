@@ -50,11 +50,12 @@ def _outside(stack: Stack) -> tuple[Frame, ...]:
 
 
 def _kind(stack: Stack, forward: Lines, updates: Lines) -> str:
-    for frame in filter(stacks.is_own, stack.frames):
+    for depth, frame in enumerate(stack.frames):
         place = frame.file, frame.function
-        if place not in updates:
+        if not stacks.is_own(frame) or place not in updates:
             continue
-        if _LOOP.match(frame.text):  # the loop's own line is the interpreter's work, and brim's
+        # The loop's own line is the interpreter's work, and brim's; a leaf may be torch's, in C.
+        if _LOOP.match(frame.text) or (depth == 0 and "np." not in frame.text):
             return stacks.PYTHON
         if frame.line < min(forward.get(place, set()) | updates[place]):
             return BEFORE

@@ -83,7 +83,10 @@ def waiting(step: Step) -> float:
     """Off the core and not for want of one, outside the loader and outside sleeps: collectives."""
     delay = step.run_delay or 0.0
     blocked = step.wall - step.cpu - delay - max(0.0, step.input_wait - step.input_cpu)
-    return min(max(0.0, blocked), step.backward + step.comm + step.optimizer)
+    inside = step.backward + step.comm + step.optimizer
+    if step.backward_cpu:  # known where it waits: what sleeps elsewhere does not wait for others
+        inside = max(0.0, step.backward - step.backward_cpu) + step.comm
+    return min(max(0.0, blocked), inside)
 
 
 def clues(

@@ -127,7 +127,7 @@ _LINES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     (SLEEP, re.compile(r"\bsleep\(")),
     (SAVE, re.compile(r"\b(torch\.save|save_file|save_pretrained|np\.savez?|pickle\.dump)\(")),
     (LOG, re.compile(
-        r"\bopen\([^)]*,\s*(mode=)?['\"](a|w|x)|\.(write|writelines|flush|savefig|add_scalar|add_histogram|log_metrics?|tofile)\(|\bfsync\("
+        r"\bopen\(([^)]*,)?\s*(mode=)?['\"][awx][bt+]*['\"]|\.(write|writelines|flush|savefig|add_scalar|add_histogram|log_metrics?|tofile)\(|\bfsync\("
         r"|\bjson\.dumps?\(|\bprint\(|\b(np|numpy|torch)\.hist|\blogg(er|ing)\.|\.histogram\("
     )),
     (PREPARE, re.compile(
@@ -231,8 +231,9 @@ _ORDER: Final[tuple[tuple[str, Callable[[Frame], bool]], ...]] = (
 
 
 def _by_line(frames: Sequence[Frame]) -> str:
-    """By the text of the innermost line of the user's."""
-    text = next((f.text for f in frames if f.text), "")
+    """By the text of the innermost line of the user's, or of a library where there is none."""
+    lines = [f for f in frames if f.text]
+    text = next((f.text for f in lines if is_own(f)), lines[0].text if lines else "")
     return next((kind for kind, pattern in _LINES if pattern.search(text)), PYTHON)
 
 

@@ -5,32 +5,33 @@
     python benchmarks/overhead.py --whole                      whole runs with and without brim
 
 The job runs under ``brim diagnose``; when brim's profiler window is over, it switches the hooks
-on for one step and off for the next, or the other way round: the order is drawn for each pair.  A
-pair says the relative difference of its two steps by the job's own clock.  Neighbouring steps,
-because what other tenants of a machine do to a step's time lasts longer than a step: over the same
-minute, pairs of single steps tell a difference nine times smaller than pairs of half-second blocks
-do.  The median over the pairs is printed with its binomial interval of order statistics, which asks
-nothing of the distribution.  What comes in some steps only (a sample, a line written) moves that
-median by its mean cost, as long as it is small beside the noise of a step.
+on for one step and off for the next, or the other way round: the order is drawn for each pair.
+Neighbouring steps, because what other tenants of a machine do to a step's time lasts longer than a
+step: over the same minute, pairs of single steps tell a difference nine times smaller than pairs of
+half-second blocks do.  A median over pairs is what a cost is; the interval beside it holds 95 % of
+the medians of pairs drawn anew (bootstrap).
+
+The sampler's thread runs on in both arms at its own times, so its cost is told apart by where its
+samples fall: pairs with no sample tell the hooks' cost, pairs with one sample in one of the two
+steps tell a sample's, pairs in which lines were written tell a write's.  The total is what a step
+costs with as many samples and writes as there were on average.
 
 Beside the wall time stands the CPU time of the job's process per step (training thread, hooks,
 sampler): it hardly moves when others use the machine.  Hooks in loader workers and brim's own
 process stay as they are in both arms; ``--whole`` compares whole runs, which hold those too.
-Exit code 1: the median is above 1 % of the step.
+Exit code 1: the total is above 1 % of the step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ WARMUP = 50
 WHOLE = 300
 """Steps of a run with ``--whole``."""
 LIMIT = 0.01
+DRAWS = 400
 TAIL = 40
 """One in so many lies on each side of a 95 % interval."""
 
@@ -60,7 +62,7 @@ def main() -> int:
     if args.out:
         result = {"device": args.device, "work": work, **summary, "pairs": pairs}
         args.out.write_text(json.dumps(result, indent=2) + "\n")
-    return int(summary["wall"][0] > LIMIT)
+    return int(summary["wall"]["total"][0] > LIMIT)
 
 
 def _arguments() -> argparse.Namespace:
@@ -79,44 +81,64 @@ def _arguments() -> argparse.Namespace:
 # ----------------------------------------------------------------------------- statistics
 
 Pair = dict[str, float]
-"""``on_s``, ``off_s``, ``on_cpu_s``, ``off_cpu_s``: wall and CPU seconds per step."""
+"""``on_s``, ``off_s``, ``on_cpu_s``, ``off_cpu_s``: wall and CPU seconds per step; ``on_samples``,
+``off_samples``, ``on_writes``, ``off_writes``: what the sampler did in that step."""
 Range = tuple[float, float, float]
-"""Median, and the ends of its interval."""
+"""A value, and the ends of its interval."""
+PARTS = ("hooks", "samples", "writes", "total")
 
 
 def _summary(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Differences of the pairs: shares of the step without hooks, and CPU seconds a step."""
+    """Costs as shares of the step without hooks (``wall``, ``cpu``) and as CPU seconds a step."""
+    wall = [p["on_s"] / p["off_s"] - 1 for p in pairs]
     cpu = [p["on_cpu_s"] - p["off_cpu_s"] for p in pairs]
+    step_s = statistics.median(p["off_s"] for p in pairs)
     return {
-        "step_s": statistics.median(p["off_s"] for p in pairs),
-        "wall": interval([p["on_s"] / p["off_s"] - 1 for p in pairs]),
-        "cpu_s": interval(cpu),
-        "cpu": interval([c / p["off_s"] for c, p in zip(cpu, pairs, strict=True)]),
+        "step_s": step_s,
+        "wall": intervals(pairs, wall),
+        "cpu_s": intervals(pairs, cpu),
+        "cpu": intervals(pairs, [c / step_s for c in cpu]),
     }
 
 
-def interval(values: Sequence[float]) -> Range:
-    """The median and its 95 % interval: the order statistics k and n + 1 - k with the largest k
-    for which a fair coin shows fewer than k heads in n throws at most 2.5 % of the time."""
-    ordered = sorted(values)
-    n, k, below = len(ordered), 0, 0
-    while k < n // 2:
-        below += math.comb(n, k)
-        if below > 2**n // TAIL:  # whole numbers: 2**n is none that a float can hold
-            break
-        k += 1
-    low, high = (ordered[k - 1], ordered[n - k]) if k else (ordered[0], ordered[-1])
-    return statistics.median(ordered), low, high
+def intervals(pairs: Sequence[Pair], costs: Sequence[float]) -> dict[str, Range]:
+    """Each part's cost with its 95 % interval, from pairs drawn with replacement."""
+    rng, both = random.Random(0), list(zip(pairs, costs, strict=True))
+    drawn = [parts(rng.choices(both, k=len(both))) for _ in range(DRAWS)]
+    found, out = parts(both), {}
+    for name in found:
+        ordered = sorted(draw[name] for draw in drawn if name in draw)
+        out[name] = (found[name], ordered[len(ordered) // TAIL], ordered[-1 - len(ordered) // TAIL])
+    return out
+
+
+def parts(both: Sequence[tuple[Pair, float]]) -> dict[str, float]:
+    """What a step pays for hooks, samples, writes and in all; whole runs only know the total."""
+    if "on_samples" not in both[0][0]:
+        return {"total": statistics.median(cost for _, cost in both)}
+    groups: dict[tuple[float, float], list[float]] = {}
+    for p, cost in both:
+        more = (p["on_samples"] - p["off_samples"], p["on_writes"] - p["off_writes"])
+        groups.setdefault(more, []).append(cost)
+    middle = {more: statistics.median(costs) for more, costs in groups.items()}
+    hooks = middle.get((0, 0), 0.0)
+    sample = (middle.get((1, 0), hooks) - middle.get((-1, 0), hooks)) / 2
+    write = middle.get((1, 1), hooks + sample) - hooks - sample
+    steps = 2 * len(both)
+    samples = sample * sum(p["on_samples"] + p["off_samples"] for p, _ in both) / steps
+    writes = write * sum(p["on_writes"] + p["off_writes"] for p, _ in both) / steps
+    return dict(zip(PARTS, (hooks, samples, writes, hooks + samples + writes), strict=True))
 
 
 def _report(args: argparse.Namespace, summary: dict[str, Any]) -> Iterator[str]:
     what = "runs" if args.whole else "steps"
     yield f"{args.device}: {args.pairs} pairs of {what}, {summary['step_s'] * 1e3:.1f} ms a step"
-    for name, key in (("wall time", "wall"), ("CPU time of the job", "cpu")):
-        middle, low, high = summary[key]
-        yield f"{name}: {middle:+.2%} of the step (95 %: {low:+.2%} to {high:+.2%})"
-    middle, low, high = (value * 1e6 for value in summary["cpu_s"])
-    yield f"hooks and sampler: {middle:.0f} µs of CPU a step (95 %: {low:.0f} to {high:.0f})"
+    for name in summary["wall"]:
+        wall, cpu, used = (summary[key][name] for key in ("wall", "cpu", "cpu_s"))
+        yield (
+            f"{name:>8}: wall {wall[0]:+.2%} ({wall[1]:+.2%} to {wall[2]:+.2%}), "
+            f"CPU {cpu[0]:+.2%} ({cpu[1]:+.2%} to {cpu[2]:+.2%}) of a step, {used[0] * 1e6:.0f} µs"
+        )
 
 
 # ----------------------------------------------------------------------------- two ways to compare
@@ -182,7 +204,10 @@ def _job(args: argparse.Namespace) -> int:
         pair: Pair = {}
         for name in rng.sample(("on", "off"), 2):
             switch.turn(on=name == "on")
+            samples, writes = switch.samples.taken, switch.samples.written
             pair[f"{name}_s"], pair[f"{name}_cpu_s"] = _take(steps, 1)
+            pair[f"{name}_samples"] = switch.samples.taken - samples
+            pair[f"{name}_writes"] = switch.samples.written - writes
         pairs.append(pair)
     switch.turn(on=True)
     print(json.dumps({"pairs": pairs}))
@@ -197,46 +222,39 @@ def _take(steps: Iterator[None], count: int) -> tuple[float, float]:
     return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
 
 
-class Gate:
-    """Stands for the lock that the sampler waits for; while it is closed, the sampler rests.
+class Samples:
+    """Counts the sampler's work, and keeps its thread going while the hooks are off.
 
-    Ending and starting the thread instead would put a thread's birth into every step with hooks.
+    It goes on at its own times in both arms: waking it up for an arm would put the switch of
+    threads, which is most of what a sample costs, into every step of that arm.
     """
 
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.open, self.held, self.resting = True, True, False
+    def __init__(self, sampler: Any, hooks: Any) -> None:
+        self.taken, self.written = 0, 0
+        self._sample, self._write = sampler._sample, sampler.owner.write
+        sampler._sample, sampler.owner.write = self.sample, self.write
+        module = sys.modules[type(sampler).__module__]
+        vars(module)["_recorder"] = _Never(hooks)
 
-    def turn(self, *, on: bool) -> None:
-        """Closing waits until the sampler rests: the hooks' end would end its thread."""
-        with self.changed:
-            self.open = on
-            self.changed.notify_all()
-            if not self.changed.wait_for(lambda: on or self.resting, timeout=5.0):
-                raise SystemExit("the sampler has ended: see the run's notes")
+    def sample(self, wall: float, late: float) -> None:
+        self.taken += 1
+        self._sample(wall, late)
 
-    def locked(self) -> bool:
-        return self.held
+    def write(self) -> None:
+        self.written += 1
+        self._write()
 
-    def release(self) -> None:
-        with self.changed:
-            self.held = False
-            self.changed.notify_all()
 
-    def acquire(self, blocking: bool = True, timeout: float = 0.0) -> bool:
-        """True at once when it is free, else False after ``timeout`` with the gate open."""
-        with self.changed:
-            while timeout > 0 and self.held:
-                if self.open:
-                    begin = time.perf_counter()
-                    self.changed.wait(timeout)
-                    timeout -= time.perf_counter() - begin
-                else:
-                    self.resting = True
-                    self.changed.notify_all()
-                    self.changed.wait()
-                    self.resting = False
-            return not self.held
+class _Never:
+    """The recorder's module as the sampler sees it: never off."""
+
+    off = False
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 class Switch:
@@ -245,13 +263,10 @@ class Switch:
     def __init__(self) -> None:
         from _brim_hooks import recorder, transfers
 
-        self.hooks, self.transfers, self.gate = recorder, transfers, Gate()
         if recorder.current is None:
             raise SystemExit("no step was recorded: is the job under brim diagnose?")
-        self.recorder = recorder.current
-        self.recorder.sampler.stop()
-        self.recorder.sampler.running = self.gate
-        self.recorder.sampler.start()
+        self.hooks, self.transfers, self.recorder = recorder, transfers, recorder.current
+        self.samples = Samples(self.recorder.sampler, recorder)
 
     def turn(self, *, on: bool) -> None:
         if on:
@@ -259,9 +274,7 @@ class Switch:
             self.recorder.restart()
             self.recorder.plan.first = time.perf_counter()  # the window ends after two minutes
             self.transfers.arm()
-            self.gate.turn(on=True)
         else:
-            self.gate.turn(on=False)
             self.transfers.disarm()
             self.hooks.off, self.hooks.current = True, None
 

@@ -2,7 +2,7 @@
 
 boot        which modules to patch, once they are imported
 recorder    the counters of the running step, and the files they go to
-sampler     a thread that looks at the training thread's stack some 20 times a second
+sampler     a thread that looks at the training thread's stack up to 20 times a second
 training    optimizer steps, backward, evaluation, checkpoints, caches, compilation
 loader      the training process's side of a torch DataLoader
 worker      the loader workers' side

@@ -81,8 +81,8 @@ def lasting_modes() -> list[str]:
     """Modes that brim never switches off, because the program would lose what they have gathered.
     Asked for after every step: where the program switches them itself, its steps tell the cost."""
     found = []
-    torch, tracemalloc = sys.modules.get("torch"), sys.modules.get("tracemalloc")
-    if torch is not None and torch.autograd._profiler_enabled():
+    profiler, tracemalloc = sys.modules.get("torch._C._autograd"), sys.modules.get("tracemalloc")
+    if profiler is not None and profiler._profiler_enabled():
         found.append("torch.profiler")
     if tracemalloc is not None and tracemalloc.is_tracing():
         found.append("tracemalloc")

@@ -23,7 +23,7 @@ def _outermost() -> Recorder | None:
     if _worker_pids and os.getpid() in _worker_pids:
         return None
     rec = _r.current or _r.recorder()
-    return rec if rec is not None and rec.mine() else None
+    return rec if rec is not None and rec.thread == threading.get_ident() else None
 
 
 _worker_pids: set[int] = (
@@ -73,6 +73,7 @@ def _ready(iterator: Any) -> int | None:
 
 
 SHORT = 0.0005  # seconds: asking for the CPU time of a shorter wait takes a good part of it
+SMALL = 0.05  # of the step before: asking costs more than knowing is worth
 
 
 @_r.guarded
@@ -81,16 +82,17 @@ def _account(
 ) -> None:
     """``begun``: CPU time of the thread when it asked; None after a batch that was there at once.
     Then a short wait computes, and a long one has come as a surprise: it is what it is called."""
+    short = max(SHORT, SMALL * rec.wall)
     if begun is not None:
         cpu = rec.cpu() - begun
     else:
-        cpu = wall if wall < SHORT or in_this_process else 0.0
-    rec.waits = wall >= SHORT
+        cpu = wall if wall < short or in_this_process else 0.0
+    rec.waits = wall >= short
     if rec.evaluating is not None and rec.evaluating == rec.backwards:
         rec.add("evaluation_input", wall)
         return
-    rec.add("input_wait", wall)
-    rec.add("input_cpu", cpu)
+    rec.sums["input_wait"] += wall
+    rec.sums["input_cpu"] += cpu
     if in_this_process:
         rec.add("input_main", wall)
     if not getattr(iterator, "_brim_seen", False):
@@ -100,10 +102,10 @@ def _account(
 
 @_r.guarded
 def _received(rec: Recorder, ready: int | None, batch: Any) -> None:
-    rec.add("batches", 1)
+    rec.sums["batches"] += 1
     rec.loaded = True
     if ready is not None:
-        rec.add("ready", ready)
+        rec.sums["ready"] += ready
     if rec.batches_seen < batches.MOST:
         t = now()
         batches.received(rec, batch)
@@ -191,5 +193,6 @@ def _patch_unpickling() -> None:
 
 @_r.guarded
 def _rebuilt(rec: Recorder, wall: float, data: Any) -> None:
-    rec.add("rebuild" if rec.mine() else "rebuild_other", wall)
-    rec.add("rebuild_bytes", len(data))
+    mine = rec.thread == threading.get_ident()
+    rec.sums["rebuild" if mine else "rebuild_other"] += wall
+    rec.sums["rebuild_bytes"] += len(data)

@@ -1,4 +1,6 @@
-"""Looks at the training thread some 20 times a second from a thread of its own.
+"""Looks at the training thread up to 20 times a second from a thread of its own.
+
+How often follows from what it costs on this machine: see :class:`_Pace`.
 
 A sample is worth the time since the one before, so that shares stay right when a long C call
 kept the interpreter lock.  Stacks are stored once each; the step records count them by number.
@@ -21,7 +23,9 @@ from typing import Any
 from _brim_hooks import batches
 from _brim_hooks import recorder as _recorder
 
-PERIOD = 0.05
+PERIOD = 0.05  # seconds between two samples where they are cheap
+LONGEST = 0.15  # where they are dear: 130 samples in the 20 seconds that are measured at least
+SHARE = 0.003  # of a core for samples, while PERIOD and LONGEST allow it
 _random = random.Random()  # the program's own sequence is none of ours
 WRITE = 0.5  # seconds between two times that steps are written
 MAX_DEPTH = 64
@@ -35,6 +39,25 @@ SWITCH = 0.003  # waiting longer than this for the interpreter lock means somebo
 _interval = sys.getswitchinterval()  # the program's own
 
 _SKIP = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Pace:
+    """The pause between samples: as long as their cost asks for.
+
+    A sample's cost is mostly the switch of threads and cold caches, so it depends on the machine
+    and the job (100 µs on one, 300 µs on another), and is measured: the CPU time of the sampling
+    thread itself, from sample to sample, over the last ten or so.
+    """
+
+    def __init__(self) -> None:
+        self.period, self._cost_s, self._cpu = PERIOD, 0.0, time.thread_time()
+
+    def paid(self) -> None:
+        """After each sample, on the thread that samples."""
+        cpu = time.thread_time()
+        self._cost_s += 0.1 * (cpu - self._cpu - self._cost_s)
+        self._cpu = cpu
+        self.period = min(max(PERIOD, self._cost_s / SHARE), LONGEST)
 
 
 class Sampler:
@@ -78,8 +101,11 @@ class Sampler:
 
     def _run(self) -> None:
         due = last = time.perf_counter()
+        pace = _Pace()
         while not _recorder.off:
-            pause = PERIOD * (0.6 + 0.8 * _random.random())  # never in step with the job's rhythm
+            pause = pace.period * (
+                0.6 + 0.8 * _random.random()
+            )  # never in step with the job's rhythm
             before = time.perf_counter()
             if self.running.acquire(timeout=pause):
                 return
@@ -89,6 +115,7 @@ class Sampler:
                 if t >= due:  # several lines at once: what is warm in the caches is cheap
                     self.owner.write()
                     due = t + WRITE
+                pace.paid()
             except Exception as error:
                 _recorder.failed("sampler", error)
                 return

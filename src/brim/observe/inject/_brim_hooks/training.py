@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +15,7 @@ from _brim_hooks import recorder as _r
 
 now = _r.now
 STEADY = 10  # steps after which a device that is used at all is in use
+LOOK = 7  # backward passes from one look for anomaly mode to the next
 CLOCKS = 8  # optimizers of a process whose steps are told apart
 REBUILT = 4  # backward passes after which DDP has built its buckets anew, in the order of arrival
 _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -42,7 +44,7 @@ def timed(
             if _r.off or getattr(depth, "inside", False) or _compiling():
                 return original(*args, **kwargs)
             rec = _r.current or (_r.recorder() if starts else None)
-            if rec is None or not rec.mine():
+            if rec is None or rec.thread != threading.get_ident():
                 return original(*args, **kwargs)
             depth.inside, outer, t = True, rec.phase, now()
             rec.phase = phase
@@ -59,8 +61,8 @@ def timed(
 
 @_r.guarded
 def _took(rec: _r.Recorder, name: str, seconds: float, after: Any, args: tuple[Any, ...]) -> None:
-    rec.add(name, seconds)
-    rec.add(name + "_n", 1)
+    rec.sums[name] += seconds
+    rec.sums[name + "_n"] += 1
     if after is not None:
         after(rec, args)
 
@@ -100,7 +102,7 @@ class _Optimizers:
         if self.open:
             return
         rec.phase = self.outer
-        rec.add("optimizer", now() - self.started)
+        rec.sums["optimizer"] += now() - self.started
         if rec.n == STEADY or id(optimizer) not in self.hosted:
             self.hosted[id(optimizer)] = _updates_on_host(optimizer)
         if self.hosted[id(optimizer)]:
@@ -142,7 +144,8 @@ def _after_backward(rec: _r.Recorder, args: tuple[Any, ...]) -> None:
     rec.backwards += 1
     if _r.options.get("losses"):
         losses.keep(rec, args)
-    if sys.modules["torch"].is_anomaly_enabled():
+    # around the forward and backward pass alone, where no look after a step sees it
+    if rec.backwards % LOOK == 1 and sys.modules["torch"].is_anomaly_enabled():
         rec.sums["debug"] = ["torch.autograd.detect_anomaly"]
     for module in list(_data_parallel) if _distributes else ():
         rec.add("synced_backwards", int(bool(module.require_backward_grad_sync)))
@@ -261,10 +264,29 @@ def patch_ddp(module: Any) -> None:
         global _distributes
         original(self, *args, **kwargs)
         _data_parallel.add(self)
+        if not _distributes:
+            _measure_waits(sys.modules["torch"].autograd)
         _distributes = True
         _described[id(self)] = {}
 
     module.DistributedDataParallel.__init__ = init
+
+
+def _measure_waits(autograd: Any) -> None:
+    """The CPU time of backward: with DDP the rest of its time are waits for other ranks."""
+    original = autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        begin = time.thread_time()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            rec = _r.current
+            if rec is not None and rec.mine():
+                rec.add("backward_cpu", time.thread_time() - begin)
+
+    autograd.backward = backward
 
 
 def data_parallel() -> list[dict[str, Any]]:

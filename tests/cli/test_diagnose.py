@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -98,14 +99,39 @@ def test_json_and_html_are_written_where_asked(recorded: Path, tmp_path: Path) -
     assert "input.main-process" in page.read_text()
 
 
-def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_verdict(
-    recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["diagnose", str(recorded), "--json", "/nowhere/x.json"]) == 2
+def test_a_disk_that_fills_up_costs_the_file_and_not_the_verdict(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked = tmp_path / "x.json"
+    write = findings.write_atomic
+
+    def full(path: Path, data: bytes) -> None:
+        if path == asked:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    monkeypatch.setattr(findings, "write_atomic", full)
+    assert main(["diagnose", str(recorded), "--json", str(asked)]) == 2
     out, error = capsys.readouterr()
     assert "input.main-process" in out
-    assert "/nowhere" in error
-    assert len(error.splitlines()) <= 2
+    assert error == f"brim diagnose: {asked}: cannot be written (No space left on device)\n"
+
+
+@pytest.mark.parametrize("option", [["--steps", "5"], ["--stop"], ["--runs", "elsewhere"]])
+def test_an_option_of_a_commands_run_is_refused_for_a_run_that_is_over(
+    option: list[str], recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = _error(["diagnose", *option, str(recorded)], capsys)
+    assert f"{option[0]} is about a command's run, and {recorded} is measured already" in error
+
+
+def test_a_script_that_cannot_be_started_itself_is_told_apart_from_no_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script := tmp_path / "train.py").write_text("")
+    error = _error(["diagnose", "--", str(script), "--lr", "1"], capsys)
+    assert f"python {script} …" in error
 
 
 @pytest.mark.parametrize(("limit", "code"), [("0.2", 3), ("20%", 3), ("0.9", 0), ("100%", 0)])

@@ -47,7 +47,7 @@ def test_the_plan_is_shown_and_written(
     ("text", "words"),
     [
         ("[data]\n", "names no model"),
-        ("x = = 1", "no TOML"),
+        ("x = = 1", "is not TOML"),
         ('model = "none-such/none"\n[data]\nsources = ["a"]', "a: there is no such file"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_missing_configuration_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(tmp_path / "none.toml")]) == 2
-    assert "none.toml: No such file" in capsys.readouterr().err
+    assert "none.toml does not exist" in capsys.readouterr().err
 
 
 def test_memory_is_shown_as_columns_for_a_gpu_that_is_not_here(

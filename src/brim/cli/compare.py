@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brim.cli import outputs, values
 from brim.errors import GOOD, OVER_THRESHOLD
 
 if TYPE_CHECKING:
@@ -25,13 +26,14 @@ class Command:
         )
         parser.add_argument(
             "--fail-above",
-            type=_share,
+            type=values.growth,
             metavar="SHARE",
             help="exit code 3 when B takes longer than A by more than this share "
             "(0.05, 5%%); where step times are not known, when a cause's share rises by more",
         )
 
     def run(self, args: argparse.Namespace) -> int:
+        outputs.check(args.json, args.html)
         from brim.cli.load import load_diagnosis
         from brim.diagnose.compare import compare, worse_by
 
@@ -43,26 +45,14 @@ class Command:
         return GOOD
 
 
-def _share(text: str) -> float:
-    value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no share: give 0.05 or 5%")
-    return value
-
-
 def _show(comparison: Comparison, args: argparse.Namespace) -> None:
-    import msgspec
     from rich.console import Console
 
-    from brim.cli.outputs import writing
-    from brim.files import write_atomic
     from brim.report.compare import render, write_html
 
     if args.json is not None:
-        text = msgspec.json.format(msgspec.json.encode(comparison), indent=2)
-        with writing(args.json):
-            write_atomic(args.json, text + b"\n")
+        outputs.write_json(args.json, comparison)
     if args.html is not None:
-        with writing(args.html):
+        with outputs.writing(args.html):
             write_html(comparison, args.html)
     render(comparison, Console())

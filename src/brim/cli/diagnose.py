@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from brim.cli import outputs, values
 from brim.errors import GOOD, OVER_THRESHOLD, BrimError, InputError, UsageError
 
 if TYPE_CHECKING:
     from brim.record.findings import Diagnosis
+
+_STEPS = 100
+_RUNS = Path("runs")
 
 
 class Command:
@@ -21,10 +24,11 @@ class Command:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "brim diagnose [options] (-- COMMAND … | RUN_DIR | TRACE …)"
         parser.add_argument("what", nargs="*", metavar="RUN_DIR|TRACE")
-        parser.add_argument("--steps", type=_positive, default=100, help="steps to measure (100)")
         parser.add_argument(
-            "--warmup", type=_count, help="steps to leave out first (found by itself)", metavar="N"
+            "--steps", type=values.whole("steps", 1), metavar="N", help="steps to measure (100)"
         )
+        parser.add_argument("--warmup", type=values.whole("steps"), metavar="N",
+                            help="steps to leave out first (found by itself)")  # fmt: skip
         parser.add_argument(
             "--stop", action="store_true", help="end the job (SIGTERM) once it is measured"
         )
@@ -36,11 +40,11 @@ class Command:
         )
         parser.add_argument(
             "--fail-above",
-            type=_share,
+            type=values.share,
             metavar="SHARE",
             help="exit code 3 when a finding takes more than this share of the time (0.2, 20%%)",
         )
-        parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR",
+        parser.add_argument("--runs", type=Path, metavar="DIR",
                             help="where run directories go (runs)")  # fmt: skip
         parser.add_argument(
             "--all-frameworks", action="store_true", help="word every remedy in all"
@@ -53,10 +57,12 @@ class Command:
                 f"both a command and {args.what[0]} were given",
                 hint="diagnose one of them: brim diagnose -- COMMAND, or brim diagnose RUN_DIR",
             )
+        outputs.check(args.json, args.html)
         code = GOOD
         if args.command:
             code, diagnosis = _measure(args)
         elif args.what:
+            _refuse_idle(args)
             diagnosis = _load([Path(p) for p in args.what], args)
             _show(diagnosis, args, sys.stdout)
         else:
@@ -69,27 +75,15 @@ class Command:
         return code
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a number of steps")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    value = _count(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of steps")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share: give 0.2 or 20%")
-    return value
+def _refuse_idle(args: argparse.Namespace) -> None:
+    """An option that would do nothing is a misunderstanding; the user is told of it."""
+    given = {"--steps": args.steps, "--stop": args.stop or None, "--runs": args.runs}
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{option} is about a command's run, and {args.what[0]} is measured already",
+                hint="leave it out, or give the command: brim diagnose -- python train.py …",
+            )
 
 
 def _above(diagnosis: Diagnosis, limit: float) -> bool:
@@ -117,11 +111,10 @@ def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
     from brim.observe.devices import Sampler
     from brim.record import run as runs
 
-    _check_outputs(args)
     command = launch.resolve(args.command)
     folder = _folder(args, host_facts(), __version__)
     print(f"brim: watching, records in {folder}", file=sys.stderr)
-    options = launch.Options(steps=args.steps, warmup=args.warmup)
+    options = launch.Options(steps=args.steps or _STEPS, warmup=args.warmup)
     begin = time.monotonic()
     then = "ending the job" if args.stop else "the job runs on as if brim were not there"
     early = Early(
@@ -134,13 +127,6 @@ def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
     if early.found is None:
         early.found = _judged(folder, args, code)
     return (GOOD if args.stop and early.told.is_set() else code), early.found
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    """A file that cannot be written is said before the job runs for hours, not after."""
-    for path in filter(None, (args.json, args.html)):
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.parent}")
 
 
 def _judged(folder: Path, args: argparse.Namespace, code: int) -> Diagnosis:
@@ -160,11 +146,12 @@ def _judged(folder: Path, args: argparse.Namespace, code: int) -> Diagnosis:
 def _folder(args: argparse.Namespace, host: dict[str, object], version: str) -> Path:
     from brim.record.run import create
 
+    runs = args.runs or _RUNS
     try:
-        return create(args.runs, args.command, host, version)
+        return create(runs, args.command, host, version)
     except OSError as error:
         raise InputError(
-            f"{args.runs}: cannot make a run directory ({error.strerror})",
+            f"{runs}: cannot make a run directory ({error.strerror})",
             hint="choose another place with --runs DIR",
         ) from None
 
@@ -177,12 +164,11 @@ def _show(diagnosis: Diagnosis, args: argparse.Namespace, stream: TextIO) -> Non
 
     console = Console(file=stream)
     render(diagnosis, console, all_frameworks=args.all_frameworks)
-    try:
-        if args.json is not None:
+    if args.json is not None:
+        with outputs.writing(args.json):
             findings.write(args.json, diagnosis)
-        if args.html is not None:
-            from brim.report.html import write_html
+    if args.html is not None:
+        from brim.report.html import write_html
 
+        with outputs.writing(args.html):
             write_html(diagnosis, args.html)
-    except OSError as error:
-        raise InputError(f"{error.filename}: cannot be written ({error.strerror})") from None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.cli import plan_ranks
+from brim.cli import plan_ranks, values
 from brim.errors import GOOD, ConfigError
 
 if TYPE_CHECKING:
@@ -24,8 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say what a run would take on --world ranks, without GPUs; nothing is trained",
     )
-    parser.add_argument("--world", type=int, default=1, help="ranks of --dry-run (1)")
-    parser.add_argument("--gpu", default="", help="for --dry-run: a GPU (default: the one here)")
+    parser.add_argument("--world", type=values.whole("ranks", 1), metavar="N",
+                        help="ranks of --dry-run (1)")  # fmt: skip
+    parser.add_argument(
+        "--gpu", default="", metavar="GPU", help="for --dry-run: a GPU (default: the one here)"
+    )
     plan_ranks.add_arguments(parser)
 
 
@@ -36,9 +39,8 @@ def dry_run(config: Config, args: argparse.Namespace) -> int:
     from brim.data.stats import imbalance
     from brim.train.parallel.outlook import prospect
 
-    if args.world < 1:
-        raise ConfigError("--world is a number of ranks, 1 or more")
-    prepared = _prepared(config, args.world)
+    world = args.world or 1
+    prepared = _prepared(config, world)
     seen = prospect(
         config,
         prepared,
@@ -46,9 +48,9 @@ def dry_run(config: Config, args: argparse.Namespace) -> int:
         on_a_host=args.gpus_per_host,
         network_gb_s=args.network_gb_s,
     )
-    prepared.plan.share(0, args.world)  # says so when the ranks cannot
-    rows = prepared.plan.rows_per_step // args.world
-    outlook = seen.on(args.world, rows, imbalance(prepared.plan, args.world))
+    prepared.plan.share(0, world)  # says so when the ranks cannot
+    rows = prepared.plan.rows_per_step // world
+    outlook = seen.on(world, rows, imbalance(prepared.plan, world))
     console = Console()
     plan_ranks.show(console, seen, [outlook])
     plan_ranks.show_rehearsal(console, outlook, _rehearsed(config, seen, outlook))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from brim.cli import outputs
 from brim.errors import GOOD, BrimError
 
 
@@ -27,10 +28,10 @@ class Command:
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the facts here too")
 
     def run(self, args: argparse.Namespace) -> int:
+        outputs.check(args.json)
         import msgspec
         from rich.console import Console
 
-        from brim.files import write_atomic
         from brim.hardware import attainable
         from brim.observe.machine import collect, measure
         from brim.report.machine import render
@@ -51,11 +52,7 @@ class Command:
         machine = collect(folder=args.folder, store=store, arch_list=arch_list)
         machine = msgspec.structs.replace(machine, notes=notes)
         if args.json is not None:
-            data = msgspec.json.format(msgspec.json.encode(machine), indent=2) + b"\n"
-            try:
-                write_atomic(args.json, data)
-            except OSError as error:
-                raise BrimError(f"{args.json}: cannot be written ({error.strerror})") from None
+            outputs.write_json(args.json, machine)
         render(machine, Console())
         return GOOD
 

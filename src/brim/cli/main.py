@@ -88,7 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = next((w for w in words if not w.startswith("-")), None)
     words, behind = _split(words)
     parser, command = _parser(verb)
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        # argparse would say so of "brim", whose help knows no verb's options
+        parser.exit(WRONG_USAGE, f"brim {verb}: unrecognized arguments: {' '.join(unknown)}\n"
+                                 f"  see brim {verb} --help\n")  # fmt: skip
     if behind:
         if not hasattr(args, "command"):
             parser.error(f"{verb} takes no command after --")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.cli import plan_memory, plan_ranks
-from brim.errors import GOOD, ConfigError, InputError
+from brim.cli import outputs, plan_memory, plan_ranks, values
+from brim.errors import GOOD, ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,17 +25,25 @@ class Command:
     """Token and patch statistics, packing, balance over ranks, memory, a step's time."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("config", type=Path, help="a TOML file with model and [data]")
         parser.add_argument(
-            "--world", type=int, nargs="*", default=[2, 4, 8], help="numbers of ranks (2 4 8)"
+            "config", type=Path, metavar="CONFIG.toml", help="a TOML file with model and [data]"
         )
+        parser.add_argument(
+            "--world", type=values.whole("ranks", 1), nargs="*", default=[2, 4, 8], metavar="N",
+            help="numbers of ranks (2 4 8)",
+        )  # fmt: skip
         parser.add_argument("--gpu", default="", help="plan for this GPU (default: the one here)")
         plan_ranks.add_arguments(parser)
         parser.add_argument("--model", help="folder or hub id, instead of the file's")
         parser.add_argument(
-            "--quarantine", type=Path, help="list the refused samples in this JSONL file"
+            "--quarantine",
+            type=Path,
+            metavar="FILE",
+            help="list the refused samples in this JSONL file",
         )
-        parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+        parser.add_argument(
+            "--json", type=Path, metavar="FILE", help="write the figures to this file as well"
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         from msgspec import structs
@@ -44,11 +51,11 @@ class Command:
 
         from brim.data.config import DataConfig
         from brim.data.stats import imbalance, summarize
+        from brim.train import tables
 
-        table = _read(args.config)
+        outputs.check(args.json, args.quarantine)
+        table = tables.read(args.config)
         model = args.model or _model(table, args.config)
-        if any(world < 1 for world in args.world):
-            raise ConfigError("--world takes numbers of ranks, 1 or more")
         config = DataConfig.of_table(table.get("data", {}), args.config.resolve().parent)
         if args.quarantine:
             args.quarantine.unlink(missing_ok=True)  # it lists this plan's refusals
@@ -130,15 +137,6 @@ def _device(
     from brim.train.device_plan import plan_device
 
     return plan_device(table, args.config, prepared, args.gpu)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: no TOML: {error}") from None
 
 
 def _model(table: dict[str, Any], path: Path) -> str:
@@ -265,8 +263,6 @@ def _write_json(
 ) -> None:
     import msgspec
 
-    from brim.files import write_atomic
-
     figures = {
         **msgspec.to_builtins(summary),
         "refused": dict(prepared.quarantine.counts),
@@ -276,4 +272,4 @@ def _write_json(
         figures["device"] = plan_memory.figures(device)
     if ranks:
         figures["ranks"] = [plan_ranks.figures(line) for line in ranks]
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(figures), indent=2))
+    outputs.write_json(path, figures)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from brim.cli import values
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,11 +20,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What a machine with many GPUs is like."""
     parser.add_argument(
-        "--gpus-per-host", type=int, default=8, metavar="N", help="GPUs joined by NVLink (8)"
-    )
+        "--gpus-per-host", type=values.whole("GPUs", 1), default=8, metavar="N",
+        help="GPUs joined by NVLink (8)",
+    )  # fmt: skip
     parser.add_argument(
         "--network-gb-s",
-        type=float,
+        type=values.between(0.001, 1e5, "GB/s"),
         default=50.0,
         metavar="GB/s",
         help="each GPU's share of the network, one direction (50: a port of 400 Gbit/s)",

@@ -27,7 +27,9 @@ class Command:
     """Fine-tune a Qwen3-VL as a TOML file says; continues where an earlier run stopped."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("config", type=Path, help="a TOML file, see docs/train.md")
+        parser.add_argument(
+            "config", type=Path, metavar="CONFIG.toml", help="a TOML file, see docs/train.md"
+        )
         parser.add_argument(
             "--set",
             action="append",
@@ -48,6 +50,7 @@ class Command:
         dry_run.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
+        _refuse_idle(args)
         # segments that grow: rows of changing patch counts fragment fixed ones; torch reads this
         # when it is imported
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -81,6 +84,20 @@ class Command:
             _account(session.trainer.records.folder)
         ranks.leave()
         return exit_code(finished=finished)
+
+
+def _refuse_idle(args: argparse.Namespace) -> None:
+    """An option that would do nothing is a misunderstanding; the user is told of it."""
+    if (args.world or args.gpu) and not args.dry_run:
+        option = "--world" if args.world else "--gpu"
+        raise UsageError(
+            f"{option} is for --dry-run alone",
+            hint="a run has the ranks that start it: torchrun --nproc-per-node N -m brim train …",
+        )
+    stopping = {"--print-config": args.print_config, "--export": args.export}
+    asked = [*filter(stopping.get, stopping), *(["--dry-run"] if args.dry_run else [])]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} exclude each other", hint="give one of them")
 
 
 def _export(config: Config, folder: Path) -> int:

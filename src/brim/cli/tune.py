@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brim.cli import outputs
 from brim.errors import GOOD, UsageError
 
 if TYPE_CHECKING:
@@ -53,10 +54,12 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         words = _words(args)
-        _check_outputs(args)
+        outputs.check(args.json, args.html)
         from brim.record.run import scrub
         from brim.tune import state
 
+        if args.config:
+            _check_config(args.config)
         path = args.dir or state.default_path(words, args.steps)
         folder = state.open_folder(path, words, args.steps, fresh=args.fresh)
         job = _job(args, folder)
@@ -80,6 +83,13 @@ def _words(args: argparse.Namespace) -> list[str]:
     return list(args.command) or ["brim", "train", str(args.config)]
 
 
+def _check_config(path: Path) -> None:
+    """A mistake in it is said before there is a folder for the runs."""
+    from brim.train.config import load
+
+    load(path)
+
+
 def _job(args: argparse.Namespace, folder: Folder) -> Tunable:
     from brim.cli.measured import host_facts, judge
     from brim.tune.runner import Window
@@ -92,13 +102,6 @@ def _job(args: argparse.Namespace, folder: Folder) -> Tunable:
     from brim.tune.trainer import of_config
 
     return of_config(args.config, folder.runs, judge=judge, host=host_facts(), window=window)
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    """A file that cannot be written is said before the job runs for minutes, not after."""
-    for path in filter(None, (args.json, args.html)):
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.parent}")
 
 
 def _tuner(job: Tunable, folder: Folder, args: argparse.Namespace) -> Tuner:
@@ -143,16 +146,13 @@ def _sigterm_is_ctrl_c() -> Iterator[None]:
 def _show(ladder: Ladder, args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from brim.cli.outputs import writing
-    from brim.files import write_atomic
     from brim.record.ladder import encode
     from brim.report.ladder import render, write_html
 
     if args.json is not None:
-        with writing(args.json):
-            write_atomic(args.json, encode(ladder))
+        outputs.write(args.json, encode(ladder))
     if args.html is not None:
-        with writing(args.html):
+        with outputs.writing(args.html):
             write_html(ladder, args.html)
     render(ladder, Console())
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brim.cli import outputs, values
 from brim.errors import GOOD, BrimError, InputError, MissingExtra, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ class Command:
             "--headless", action="store_true", help="no view: record or export until stopped"
         )
         parser.add_argument(
-            "--interval", type=_seconds, default=0.5, metavar="S", help="between samples (0.5)"
+            "--interval",
+            type=values.between(0.1, 3600, "seconds"),
+            default=0.5,
+            metavar="S",
+            help="between samples (0.5)",
         )
         parser.add_argument(
             "--dcgm", action="store_true",
@@ -62,13 +67,6 @@ class Command:
             return watch.run()
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
-    return value
-
-
 def _check(args: argparse.Namespace) -> None:
     if args.command and args.run is not None:
         raise UsageError(f"both a command and {args.run} were given", hint="watch one of them")
@@ -76,6 +74,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(
             "--once and --json look once; a command runs on", hint="watch it without them"
         )
+    if args.json not in (None, "-"):
+        outputs.check(Path(args.json))
     if args.run is not None and not (args.run / "run.json").is_file():
         raise InputError(f"{args.run}: no run directory (it has no run.json)")
     if args.headless and args.record is None and args.prometheus is None and not args.command:
@@ -276,9 +276,4 @@ def _print(state: LiveState, json_to: str | None) -> None:
     if json_to == "-":
         print(data.decode(), end="")
         return
-    from brim.files import write_atomic
-
-    try:
-        write_atomic(Path(json_to), data)
-    except OSError as error:
-        raise BrimError(f"{json_to}: cannot be written ({error.strerror})") from None
+    outputs.write(Path(json_to), data)

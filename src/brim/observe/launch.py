@@ -72,10 +72,15 @@ def resolve(command: Sequence[str]) -> list[str]:
     Raises :class:`InputError` when there is no such program, before anything is created.
     """
     program = shutil.which(command[0])
+    if program is None and Path(command[0]).is_file():
+        raise InputError(
+            f"{command[0]}: is not a program that can be started",
+            hint=f"name the one that runs it: python {command[0]} …",
+        )
     if program is None:
         raise InputError(
             f"{command[0]}: no such command",
-            hint="what follows -- is run without a shell: brim diagnose -- python train.py",
+            hint="what follows -- is a program and its arguments, run without a shell",
         )
     return [program, *command[1:]]
 

@@ -134,13 +134,22 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Tables for the long report: ``kernels``, ``ranks``, ``steps``, ``modules``, ``timeline``."""
 
 
-def check(diagnosis: Diagnosis) -> Diagnosis:
-    """Assert the rules of the account (for programmers): it sums to 1, nothing is negative."""
+def broken_rule(diagnosis: Diagnosis) -> str:
+    """The rule of the account that does not hold, or nothing: it sums to 1, no share is negative,
+    findings stand in order."""
     total = math.fsum(e.share for e in diagnosis.account)
-    assert abs(total - 1.0) < 1e-9, f"the account sums to {total!r}"
-    assert all(e.share >= 0 for e in diagnosis.account), "a negative share"
+    if not abs(total - 1.0) < 1e-9:
+        return f"the account sums to {total!r}"
+    if any(e.share < 0 for e in diagnosis.account):
+        return "a negative share"
     shares = [f.share for f in diagnosis.findings]
-    assert shares == sorted(shares, reverse=True), "findings are not ordered by share"
+    return "" if shares == sorted(shares, reverse=True) else "findings are not ordered by share"
+
+
+def check(diagnosis: Diagnosis) -> Diagnosis:
+    """Assert the rules of the account (for programmers)."""
+    broken = broken_rule(diagnosis)
+    assert not broken, broken
     return diagnosis
 
 
@@ -154,10 +163,19 @@ def write(path: Path, diagnosis: Diagnosis) -> None:
 
 
 def read(path: Path) -> Diagnosis:
-    """Raises :class:`InputError` when the file is not a diagnosis."""
+    """Raises :class:`InputError` when the file is not a diagnosis, or one of a later brim."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Diagnosis)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
+        found = msgspec.json.decode(path.read_bytes(), type=Diagnosis)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a findings.json ({error})") from None
+    if found.version > VERSION:
+        raise InputError(
+            f"{path}: written by a later brim (version {found.version} of the file)",
+            hint=f"this brim reads version {VERSION}: update it",
+        )
+    broken = broken_rule(found)
+    if broken:
+        raise InputError(f"{path}: not a findings.json that brim wrote ({broken})")
+    return found

@@ -17,11 +17,13 @@ T = TypeVar("T")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Parse a TOML file."""
+    """Parse a TOML file; raises :class:`ConfigError` when it cannot be read or is none."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 

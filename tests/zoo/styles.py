@@ -95,14 +95,6 @@ STYLES: tuple[Case, ...] = (
         ),
     ),
     Case(
-        id="S10-tiles",
-        script="wide_batches.py",
-        source="",
-        why="a batch of 100 MB goes through shared memory where 25 MB would do",
-        arms=(Arm(name="faulty", cause="input.handoff"), HEALTHY),
-        pairs=(Pair(faulty="faulty", fixed="fixed", slowdown=1.5, steps=(5, 35)),),
-    ),
-    Case(
         id="S11-chores",
         script="ddp_chores.py",
         source="",
@@ -137,15 +129,7 @@ STYLES: tuple[Case, ...] = (
         id="S13-guilty",
         script="looks_guilty.py",
         source="",
-        why="no workers, reads of the loss, a log, collections, anomaly mode: each costs little",
-        arms=(
-            Arm(name="chatty", cause=None),
-            Arm(
-                name="watched",
-                cause=None,
-                also=("host.debug-mode",),
-                because="anomaly mode costs 3 to 7 % of these steps",
-            ),
-        ),
+        why="no workers, reads of the loss, a log, collections: each costs little",
+        arms=(Arm(name="chatty", cause=None),),
     ),
 )

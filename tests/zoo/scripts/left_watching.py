@@ -28,7 +28,7 @@ def main() -> None:
     args = arguments("allocations", "operations", "fixed")
     torch.set_num_threads(1)
     if args.arm == "allocations":
-        tracemalloc.start(25)
+        tracemalloc.start()
     watching = (
         torch.profiler.profile(record_shapes=True)
         if args.arm == "operations"

@@ -23,10 +23,9 @@ class Texts(Dataset[Tensor]):
 
 
 def main() -> None:
-    args = arguments("chatty", "watched")
+    args = arguments("chatty")
     torch.set_num_threads(1)
     gc.freeze()
-    torch.autograd.set_detect_anomaly(args.arm == "watched")
     steps = args.steps or 100
     model = Decoder(hidden=192, layers=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
@@ -40,7 +39,7 @@ def main() -> None:
             optimizer.step()
             log.write(json.dumps({"step": step, "loss": loss.item(), "norm": float(norm)}) + "\n")
             print(f"step {step} loss {loss.item():.4f}")
-            if step % 10 == 0:
+            if step % 30 == 0:
                 gc.collect()
 
 

@@ -123,7 +123,7 @@ def look(run: Run, *, warmup: int | None = None) -> list[Rank]:
     measured = [e for e in evidences if e.wall > 0]
     alone = [_of_one(run, e, machine, stall) for e in measured]
     across = ranks.clues(measured, [clues for _, clues in alone])
-    found = []
+    found: list[Rank] = []
     for evidence, (workers, own), together in zip(measured, alone, across, strict=True):
         wired = network.clues(net) if net is not None and not found else []
         found.append(Rank(evidence=evidence, workers=workers, clues=[*own, *together, *wired]))

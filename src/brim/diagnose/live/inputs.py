@@ -290,7 +290,7 @@ def _storage(evidence: Evidence, workers: Workers, waited: float) -> Clue:
             f"they read {size(read / seconds)}/s, {size(per_sample)} a sample: {kind}{healed}",
         ),
         where=where(workers.place),
-        facts={"kind": kind, "workers": workers.count} | ({"lock": 1} if locked > LOCKED else {}),
+        facts={"kind": kind, "workers": workers.count, **({"lock": 1} if locked > LOCKED else {})},
     )
 
 

@@ -152,9 +152,9 @@ def _waited_for(
         rest = 1.0 - sum(parts.values())
         waited, later = left.get(b.late, (0.0, 0.0))
         left[b.late] = waited + b.waited * rest, later + b.later * rest
-    mine = sampled(evidences[rank])
+    own = sampled(evidences[rank])
     for late, (waited, later) in left.items():
-        for cause, part in _more(sampled(evidences[late]), mine, later).items():
+        for cause, part in _more(sampled(evidences[late]), own, later).items():
             found[late, cause] += waited * part
     return found
 

@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 _SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A measured value, or the reason why there is none."""
-
-    value: float | None
-    unit: str
-    absent: str = ""
-
-    def __str__(self) -> str:
-        if self.value is None:
-            return f"n/a ({self.absent})" if self.absent else "n/a"
-        return f"{self.value:.1f} {self.unit}".rstrip()
 
 
 def duration(seconds: float) -> str:

@@ -21,7 +21,6 @@ from brim.data.maker import Guard
 from brim.data.quarantine import BadSample
 
 MAX_THREADS = 128
-_BOX_BYTES = 4096
 _ALIGN = 1 << 21  # a huge page
 Layout = list[tuple[str, int, tuple[int, ...], str]]
 """(name, offset in the slot, shape, dtype) of each array of a row."""

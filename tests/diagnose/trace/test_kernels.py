@@ -10,7 +10,6 @@ from brim.diagnose.trace.kernels import (
     Kind,
     classify,
     copy_direction,
-    is_communication,
     is_pageable,
 )
 
@@ -81,9 +80,8 @@ def test_generated_and_flash_kernels_are_fused_and_eager_ones_are_not() -> None:
 
 
 def test_communication_is_what_the_name_calls_nccl_or_rccl() -> None:
-    assert is_communication("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)")
-    assert is_communication("rcclKernel")
-    assert not is_communication("multimem_all_reduce_kernel")
+    assert classify("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)").kind is Kind.COMM
+    assert classify("rcclKernel").kind is Kind.COMM
 
 
 @pytest.mark.parametrize(

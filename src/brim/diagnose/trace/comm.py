@@ -88,24 +88,6 @@ def collective_name(text: str) -> str:
 _SNAKE = re.compile(r"^(all|reduce|send)(to|re|ga|sc|recv)", re.IGNORECASE)
 
 
-def annotated_bytes(device: DeviceSide) -> int | None:
-    """Bytes of all collectives in the window by their host-side records, for traces whose kernels
-    do not say."""
-    trace, host = device.trace, device.trace.host
-    wanted = [i for i, name in enumerate(trace.names) if name.startswith("nccl:")]
-    low, high = device.window
-    rows = np.flatnonzero(np.isin(host.name, wanted) & (host.start >= low) & (host.start < high))
-    known = rows[host.dims[rows] >= 0]
-    if not len(known):
-        return None
-    total = 0
-    for row in known:
-        kind = trace.types[host.types[row]] if host.types[row] >= 0 else ""
-        size = next((s for name, s in _ELEMENT.items() if name in kind.lower()), 4)
-        total += count_elements(trace.dims[host.dims[row]]) * size
-    return total
-
-
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """The same collectives on all ranks; arrays of shape (calls, ranks), ns."""

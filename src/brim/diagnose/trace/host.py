@@ -112,8 +112,6 @@ _SYNC_CALL = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize
 _MEMORY_CALL = re.compile(
     r"^(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create|Map|Unmap|Release|SetAccess|Address))"
 )
-_COPY_CALL = re.compile(r"^(?:cuda|hip|cu)Memcpy")
-_LAUNCH_CALL = re.compile(r"Launch")
 _TRIVIAL_CALL = re.compile(
     r"IsCapturing|GetLastError|PeekAtLastError|GetErrorString|GetDevice|DeviceGet|EventQuery|"
     r"EventRecord|GetAttribute|StreamGet"

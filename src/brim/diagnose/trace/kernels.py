@@ -131,9 +131,6 @@ _LIBRARIES = [
 ]  # fmt: skip
 _LIBRARY_PATTERNS = [(name, re.compile(pattern)) for name, pattern in _LIBRARIES]
 
-TENSOR_FORMATS = ("tf32", "fp16", "bf16", "fp8", "fp4", "int8")
-"""Number formats that run on tensor (matrix) cores."""
-
 
 @lru_cache(maxsize=65536)
 def classify(name: str) -> Kernel:
@@ -158,12 +155,6 @@ def _generated(text: str, kind: Kind) -> Kind:
 
 def _first(patterns: list[tuple[_T, re.Pattern[str]]], text: str, default: _T) -> _T:
     return next((value for value, pattern in patterns if pattern.search(text)), default)
-
-
-def is_communication(name: str) -> bool:
-    """Whether the name holds ``nccl`` or ``rccl``."""
-    lower = name.lower()
-    return "nccl" in lower or "rccl" in lower
 
 
 def copy_direction(name: str) -> str:

@@ -87,10 +87,6 @@ class Spans:
         low, high = int(self.start[0]), int(self.end[-1])
         return self & other.gaps(low, high)
 
-    def longer_than(self, length: int) -> Spans:
-        kept = self.lengths > length
-        return Spans(self.start[kept], self.end[kept])
-
     def shorter_than(self, length: int) -> Spans:
         kept = self.lengths <= length
         return Spans(self.start[kept], self.end[kept])

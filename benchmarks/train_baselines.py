@@ -52,7 +52,7 @@ def transformers_step(
 
         apply_liger_kernel_to_qwen3_vl()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    theirs = Qwen3VLConfig(**config.to_hf())
+    theirs = Qwen3VLConfig(**{**config.to_hf(), **(dry_ids() if args.dry else {})})
     theirs._attn_implementation = "sdpa"
     torch.set_default_dtype(dtype)
     with torch.device(device):
@@ -80,6 +80,17 @@ def transformers_step(
         return total
 
     return step
+
+
+def dry_ids() -> dict[str, int]:
+    from train_h200 import DRY_TOKENS
+
+    return {
+        "image_token_id": DRY_TOKENS.image_pad,
+        "video_token_id": DRY_TOKENS.video_pad,
+        "vision_start_token_id": DRY_TOKENS.start,
+        "vision_end_token_id": DRY_TOKENS.end,
+    }
 
 
 def on(device: torch.device, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

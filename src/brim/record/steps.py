@@ -39,7 +39,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The training thread was runnable, without a core."""
     profiled: int = 0
     probe: int = 0
-    """Debug modes were switched off for this step, to measure them."""
+    """Debug modes were switched off for this step, to measure them; 2: torch's profiler, too."""
     debug: list[str] = []
     """Modes that slow every step, as they were when it began: those that brim never switches off
     in every line, others now and then."""

@@ -169,6 +169,16 @@ def test_brim_s_probes_say_nothing_about_a_mode_that_it_leaves_on() -> None:
     assert unpriced_modes(evidence(lines)) == ["tracemalloc"]
 
 
+def test_a_profiler_that_is_always_on_is_priced_by_the_steps_in_which_it_pauses() -> None:
+    lines = steps(40, debug=["torch.profiler"], samples=seen(("1", 0.1)))
+    for line in lines[10:16]:
+        line.probe, line.wall = 2, 0.06
+    clue = _one(evidence(lines))
+    assert (clue.cause, clue.confidence) == ("host.debug-mode", "high")
+    assert clue.seconds == pytest.approx(34 * 0.04)
+    assert unpriced_modes(evidence(lines)) == []
+
+
 def test_what_a_profiler_writes_out_is_seen_in_samples_and_is_its_price() -> None:
     export = stack("8", (f"{TORCH}/autograd/profiler.py", "export_chrome_trace"), *FORWARD.frames)
     lines = steps(20, debug=["torch.profiler"], samples=seen(("1", 0.06), ("8", 0.04)))

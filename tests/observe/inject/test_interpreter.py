@@ -79,6 +79,23 @@ def test_debug_modes_are_named_and_switched_off_and_on_again_as_they_were() -> N
         sys.setprofile(before[1])
 
 
+def test_torchs_profiler_pauses_and_goes_on_with_what_it_has_gathered() -> None:
+    import torch
+    from _brim_hooks.interpreter import DebugOff, profiler_pauses
+
+    if not profiler_pauses():
+        pytest.skip("this torch cannot pause its profiler, or has a device")
+    x = torch.ones(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.add(x, 1)
+        with DebugOff(profiler=True):
+            torch.mul(x, 2)
+        torch.sub(x, 1)
+    seen = {event.key for event in profiler.key_averages()}
+    assert {"aten::add", "aten::sub"} <= seen
+    assert "aten::mul" not in seen
+
+
 def test_a_profiler_and_tracemalloc_are_named_and_never_switched_off() -> None:
     import tracemalloc
 

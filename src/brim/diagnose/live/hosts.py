@@ -32,6 +32,8 @@ from brim.units import duration, percent
 
 STARVED = 0.12
 """Share of the time without a core, from which on the training thread is called starved."""
+PAUSED = 2
+"""Mark of a probed step in which torch's profiler paused, too."""
 ENOUGH = 20
 """Steps between probes that are compared with them rather than all steps of the window."""
 MANY = 0.1
@@ -148,7 +150,8 @@ def _recompile(evidence: Evidence) -> Clue | None:
 
 
 LASTING = ("torch.profiler", "tracemalloc")
-"""Modes that the hooks never switch off: the program would lose what they have gathered."""
+"""Modes that gather something for the program: the hooks let torch's profiler pause where it is on
+in every step, and never end either."""
 
 
 def _debug(evidence: Evidence) -> Clue | None:
@@ -160,7 +163,7 @@ def _debug(evidence: Evidence) -> Clue | None:
     seen = evidence.seconds.get(TRACE, 0.0) + _tracer_seconds(evidence, modes)
     seconds, how, sure = seen, f"at least {duration(seen)} of {duration(evidence.wall)}", False
     how += " by samples"
-    if len(evidence.chosen.probed) >= 3 and not set(modes) <= set(LASTING):
+    if len(evidence.chosen.probed) >= 3 and (_paused(evidence) or not set(modes) <= set(LASTING)):
         seconds, how = _probed(evidence)
         sure = True
     elif (by_itself := _switched(evidence, modes)) is not None:
@@ -174,6 +177,10 @@ def _debug(evidence: Evidence) -> Clue | None:
         where=_tracer(modes),
         after=0.0,
     )
+
+
+def _paused(evidence: Evidence) -> bool:
+    return any(s.probe == PAUSED for s in evidence.chosen.probed)
 
 
 def _probed(evidence: Evidence) -> tuple[float, str]:
@@ -230,6 +237,7 @@ def unpriced_modes(evidence: Evidence) -> list[str]:
         if variables.get(name) in values
     ]
     modes = [mode for mode in evidence.total.debug if mode in LASTING]
+    modes = [mode for mode in modes if mode != "torch.profiler" or not _paused(evidence)]
     if not modes or evidence.seconds.get(TRACE, 0.0) > 0 or _switched(evidence, modes) is not None:
         return found
     return modes + found

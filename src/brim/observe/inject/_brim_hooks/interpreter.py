@@ -78,7 +78,7 @@ def debug_modes() -> list[str]:
 
 
 def lasting_modes() -> list[str]:
-    """Modes that brim never switches off, because the program would lose what they have gathered.
+    """Modes that brim does not switch off as others, because the program has them gather something.
     Asked for after every step: where the program switches them itself, its steps tell the cost."""
     found = []
     profiler, tracemalloc = sys.modules.get("torch._C._autograd"), sys.modules.get("tracemalloc")
@@ -127,8 +127,11 @@ class DebugOff:
     """Switch tracers and anomaly mode off for some steps, to measure what they cost.
 
     They change no number that the training computes, so the run goes on as it would have; all is
-    put back as it was.
+    put back as it was.  ``profiler``: torch's profiler pauses, too; its trace lacks those steps.
     """
+
+    def __init__(self, profiler: bool = False) -> None:
+        self.profiler = profiler
 
     def __enter__(self) -> "DebugOff":
         torch = sys.modules["torch"]
@@ -139,6 +142,8 @@ class DebugOff:
             torch.autograd.set_detect_anomaly(False)
         sys.settrace(None)
         _set_profile(self.profile, on=False)
+        if self.profiler:
+            _collect(False)
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -147,6 +152,22 @@ class DebugOff:
             torch.autograd.set_detect_anomaly(True, check_nan=self.check)
         sys.settrace(self.trace)
         _set_profile(self.profile, on=True)
+        if self.profiler:
+            _collect(True)
+
+
+def profiler_pauses() -> bool:
+    """Whether torch's profiler can stop collecting and go on; beside a device's activities its
+    trace would mix up tracks."""
+    torch, profiler = sys.modules["torch"], sys.modules.get("torch._C._autograd")
+    return hasattr(profiler, "_toggle_collection_dynamic") and not torch.cuda.is_initialized()
+
+
+def _collect(on: bool) -> None:
+    profiler: Any = sys.modules["torch._C._autograd"]
+    if profiler._profiler_enabled():  # the program may have ended it meanwhile
+        kinds: Any = sys.modules["torch._C._profiler"].ProfilerActivity
+        profiler._toggle_collection_dynamic(on, {kinds.CPU})
 
 
 def _profile() -> Any:

@@ -33,6 +33,8 @@ class _Plan:
         self.profile_done = False
         self.probe: Any = None
         self.probed = 0
+        self.mark = 0
+        self.watched = 0  # steps in a row under a profiler of the program's
         self.probes = 0
         self.next_probe = 2 * STEADY_AFTER
         self.probe_done = False
@@ -99,7 +101,7 @@ def _arm_reads() -> None:
 def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
     """Debug modes cost what the same steps take less without them: switch them off for a few."""
     if plan.probe is not None:
-        rec.sums["probe"] = 1  # marks the step that begins now
+        rec.sums["probe"] = plan.mark  # marks the step that begins now
         plan.probed += 1
         if plan.probed >= PROBED:
             plan.probe.__exit__()
@@ -113,9 +115,12 @@ def _probing(rec: Recorder, plan: _Plan, steps: int) -> bool:
         modes += plan.debug
     if modes:
         rec.sums["debug"] = modes
-    if plan.debug and not plan.probe_done and steps >= plan.next_probe:
-        plan.probe, plan.probed = interpreter.DebugOff().__enter__(), 0
-        rec.sums["probe"] = 1
+    # a profiler with a schedule is priced by the steps without it
+    plan.watched = plan.watched + 1 if "torch.profiler" in modes else 0
+    pauses = plan.watched >= 2 * STEADY_AFTER and interpreter.profiler_pauses()
+    if (plan.debug or pauses) and not plan.probe_done and steps >= plan.next_probe:
+        plan.probe, plan.probed = interpreter.DebugOff(profiler=pauses).__enter__(), 0
+        rec.sums["probe"] = plan.mark = 2 if pauses else 1
         return True
     return False
 

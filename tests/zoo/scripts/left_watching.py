@@ -1,9 +1,8 @@
-"""A search for a leak is over; its instruments are still in the script."""
+"""The question that the profiler was to answer is answered; it still follows every step."""
 
 from __future__ import annotations
 
 import contextlib
-import tracemalloc
 
 import torch
 from _parts import arguments
@@ -25,10 +24,8 @@ class Tree(nn.Module):
 
 
 def main() -> None:
-    args = arguments("allocations", "operations", "fixed")
+    args = arguments("operations", "fixed")
     torch.set_num_threads(1)
-    if args.arm == "allocations":
-        tracemalloc.start()
     watching = (
         torch.profiler.profile(record_shapes=True)
         if args.arm == "operations"

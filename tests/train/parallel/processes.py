@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
+
+from tests.forks import meeting
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # imported once, in the server that every rank is forked from
@@ -23,23 +24,23 @@ def on_ranks(
     ``joined`` False: ``function(*args)``, which joins the ranks itself.  A rank that fails fails
     the call with its traceback, and so does one that hangs after ``timeout`` seconds.
     """
-    port = _free_port()
     receivers, processes = [], []
-    for rank in range(world):
-        receiver, sender = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(
-            target=_one, args=(rank, world, port, sender, function, args, joined), daemon=True
-        )
-        process.start()
-        sender.close()
-        receivers.append(receiver)
-        processes.append(process)
-    try:
-        return [_result(rank, receiver, timeout) for rank, receiver in enumerate(receivers)]
-    finally:
-        for process in processes:
-            process.join(5)
-            process.kill()
+    with meeting(world) as variables:
+        for more in variables:
+            receiver, sender = _CONTEXT.Pipe(duplex=False)
+            process = _CONTEXT.Process(
+                target=_one, args=(more, sender, function, args, joined), daemon=True
+            )
+            process.start()
+            sender.close()
+            receivers.append(receiver)
+            processes.append(process)
+        try:
+            return [_result(rank, receiver, timeout) for rank, receiver in enumerate(receivers)]
+        finally:
+            for process in processes:
+                process.join(5)
+                process.kill()
 
 
 def _result(rank: int, receiver: Any, timeout: float) -> Any:
@@ -55,23 +56,14 @@ def _result(rank: int, receiver: Any, timeout: float) -> Any:
 
 
 def _one(
-    rank: int,
-    world: int,
-    port: int,
-    sender: Any,
-    function: Callable[..., Any],
-    args: Any,
-    joined: bool,
+    variables: dict[str, str], sender: Any, function: Callable[..., Any], args: Any, joined: bool
 ) -> None:
     import torch
 
     from brim.train.parallel.ranks import join
 
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+    os.environ |= variables
     try:
         ranks = join() if joined else None
         result = function(ranks, *args) if ranks else function(*args)
@@ -81,10 +73,3 @@ def _one(
             ranks.leave()
     except BaseException:
         sender.send_bytes(pickle.dumps((False, traceback.format_exc())))
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port

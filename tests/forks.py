@@ -24,6 +24,15 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import NoReturn
 
+AT_IMPORT = {
+    # a pool of threads that an import starts is lost in a fork
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    # a pool of compilers, and compiling what asks which vector instructions compile: 15 seconds
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",
+}
+"""Variables that libraries read once, when they are imported."""
 TORCH = ("torch", "torch._dynamo")
 """The first step of an optimizer imports Dynamo: as long as torch itself."""
 TRANSFORMERS = (*TORCH, "transformers.trainer", "transformers.models.qwen3_vl.modeling_qwen3_vl")
@@ -48,8 +57,7 @@ class Forks:
     def __init__(self, *modules: str) -> None:
         """``modules``: what every script finds imported."""
         self._server, end = Pipe()
-        # what a library starts when it is imported is lost in a fork: no threads, but the one
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        env = {**os.environ, **AT_IMPORT}
         env.pop("PYTHONPATH", None)
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(end.fileno()), *modules], env=env,

@@ -50,8 +50,7 @@ def _environment(records: Path, **more: str) -> dict[str, str]:
     paths = [str(INJECT), *filter(None, [more.pop("PYTHONPATH", "")])]
     return {
         **os.environ, "OMP_NUM_THREADS": "1", "BRIM_RUN_DIR": str(records), "BRIM_DEBUG": "1",
-        # a pool of compilers is a process that imports torch
-        "TORCHINDUCTOR_COMPILE_THREADS": "1", **more, "PYTHONPATH": os.pathsep.join(paths),
+        **more, "PYTHONPATH": os.pathsep.join(paths),
     }  # fmt: skip
 
 

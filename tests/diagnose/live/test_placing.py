@@ -83,3 +83,13 @@ def test_a_line_of_the_loop_itself_may_be_torchs_arithmetic(text: str, kind: str
 
 def test_a_function_that_shows_no_order_of_a_step_tells_nothing() -> None:
     assert "python" in _found(_at(28, function="elsewhere")).seconds
+
+
+def test_with_a_device_a_place_tells_nothing_since_any_line_may_wait_for_it() -> None:
+    samples = seen(("1", 0.04), ("7", 0.02), ("8", 0.01), ("9", 0.03))
+    lines = steps(50, cpu=0.1, samples=samples)
+    for line, function in ((28, "train"), (36, "train"), (36, "accuracy")):
+        found = evidence(
+            lines, BACKWARD, UPDATE, _at(line, function=function), device={"name": "x"}
+        )
+        assert set(found.seconds) == {"compute", "python"}

@@ -100,7 +100,10 @@ def _sites(process: Process, chosen: Chosen) -> list[Site]:
             site.locked += locked
             site.steps.append(position)
     _rename_occasional(chosen, found.values())
-    place(found.values())
+    if process.device is None:
+        place(found.values())
+    else:
+        _forget_metrics(found.values())
     return sorted(found.values(), key=lambda s: -s.wall)
 
 
@@ -109,6 +112,14 @@ def _rename_occasional(chosen: Chosen, sites: Collection[Site]) -> None:
     for entry in sites if lines else ():
         if not belongs_to_a_step(entry) and not lines.isdisjoint(entry.stack.frames):
             entry.kind = stacks.NOW_AND_THEN
+
+
+def _forget_metrics(sites: Collection[Site]) -> None:
+    """With a device, Python that counts or prints mostly waits for it: a place or a name tells
+    nothing about whose time that is."""
+    for entry in sites:
+        if entry.kind == stacks.METRIC:
+            entry.kind = stacks.PYTHON
 
 
 def _kind(stack: Stack) -> str:

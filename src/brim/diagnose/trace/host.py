@@ -195,6 +195,16 @@ class HostSide:
         found = (at < len(ids)) & (ids[np.minimum(at, len(ids) - 1)] == device.correlation)
         return np.where(found & (device.correlation >= 0), calls[np.minimum(at, len(ids) - 1)], -1)
 
+    def begins_in(self, rows: Int64, spans: Mapping[int, Spans]) -> Bool:
+        """Whether each event (a row, or -1 for none) begins inside its thread's ``spans``; shape
+        as ``rows``."""
+        at = np.maximum(rows, 0)
+        out = np.zeros(len(rows), np.bool_)
+        for thread, inside in spans.items():
+            mine = (rows >= 0) & (self.events.thread[at] == thread)
+            out[mine] = inside.contains(self.events.start[rows[mine]])
+        return out
+
     @cached_property
     def first_launch(self) -> int:
         """Start of the first launch in the capture, ns."""

@@ -143,21 +143,13 @@ class Loops:
         """Nodes of autograd whose forward ran in a loop: they carry its sequence numbers."""
         host = self.host.events
         recorded = np.flatnonzero((host.kind == HostKind.OP) & (host.sequence >= 0))
-        inside = np.zeros(len(recorded), np.bool_)
-        for other, spans in forward.items():
-            mine = host.thread[recorded] == other
-            inside[mine] = spans.contains(host.start[recorded[mine]])
+        inside = self.host.begins_in(recorded, forward)
         nodes = self.operations.nodes(thread)
         return nodes[np.isin(host.sequence[nodes], host.sequence[recorded[inside]])]
 
     def holds(self, launch: Int64) -> Bool:
         """Whether each launch (a host row, or -1) is inside a loop; shape as ``launch``."""
-        host, at = self.host.events, np.maximum(launch, 0)
-        out = np.zeros(len(launch), np.bool_)
-        for thread, spans in self.spans.items():
-            mine = (launch >= 0) & (host.thread[at] == thread)
-            out[mine] = spans.contains(host.start[launch[mine]])
-        return out
+        return self.host.begins_in(launch, self.spans)
 
     def evidence(self) -> list[str]:
         if not self.found:

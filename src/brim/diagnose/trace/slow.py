@@ -112,12 +112,7 @@ class SlowOperations:
 
     def holds(self, launch: Int64) -> Bool:
         """Whether each launch (a host row, or -1) is inside a slow call; shape as ``launch``."""
-        host, at = self.host.events, np.maximum(launch, 0)
-        out = np.zeros(len(launch), np.bool_)
-        for thread, spans in self.spans.items():
-            mine = (launch >= 0) & (host.thread[at] == thread)
-            out[mine] = spans.contains(host.start[launch[mine]])
-        return out
+        return self.host.begins_in(launch, self.spans)
 
     def evidence(self) -> list[str]:
         """The longest kind of call: its name, sizes and launches."""

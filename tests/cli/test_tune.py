@@ -22,7 +22,7 @@ JOB = """
 import gc, sys, time, torch
 
 torch.manual_seed(0)
-alive = [{"record": [n]} for n in range(400_000)]
+alive = [{"record": [n]} for n in range(150_000)]
 model = torch.nn.Linear(64, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for n in range(400):

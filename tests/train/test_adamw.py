@@ -143,6 +143,7 @@ import sys
 import torch
 from brim.train.adamw import reference_update
 from brim.train.adamw_triton import update
+from brim.train.arithmetic import Rule
 
 device = sys.argv[1]
 generator = torch.Generator().manual_seed(0)
@@ -163,9 +164,9 @@ for n in (1, 1000, 2500):
             results = []
             for function in (reference_update, update):
                 moved = [None if t is None else t.clone().to(device) for t in start]
-                function(*moved, control.to(device), lr=1e-2, decay=0.1, betas=(0.9, 0.999),
-                         eps=1e-8, seed=11, first=0,
-                         round_weight=dtype is torch.bfloat16 and not masters)
+                rule = Rule(lr=1e-2, decay=0.1, betas=(0.9, 0.999), eps=1e-8, seed=11, first=0,
+                            round_weight=dtype is torch.bfloat16 and not masters)
+                function(*moved, control.to(device), rule)
                 results.append([t.cpu() for t in moved if t is not None])
             for a, b in zip(*results):
                 # one unit of the last place of float32 may decide a rounding to bfloat16

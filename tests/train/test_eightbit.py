@@ -159,6 +159,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
 KERNEL = """
 import sys
 import torch
+from brim.train.arithmetic import Rule
 from brim.train.eightbit import reference_update
 from brim.train.eightbit_triton import update
 
@@ -179,8 +180,9 @@ for shape in ((1, 1), (3, 256), (9, 700)):
             results = []
             for function in (reference_update, update):
                 moved = [None if t is None else t.clone().to(device) for t in start]
-                function(*moved, control.to(device), lr=1e-2, decay=0.1, betas=(0.9, 0.999),
-                         eps=1e-8, seed=11, first=7, round_weight=dtype is torch.bfloat16)
+                rule = Rule(lr=1e-2, decay=0.1, betas=(0.9, 0.999), eps=1e-8, seed=11, first=7,
+                            round_weight=dtype is torch.bfloat16)
+                function(*moved, control.to(device), rule)
                 results.append([t.cpu() for t in moved if t is not None])
             for a, b in zip(*results):
                 # one unit of the last place of float32 may decide a rounding

@@ -20,6 +20,7 @@ from brim.train.arithmetic import (
     CORRECTION_1,
     CORRECTION_2,
     UPDATE,
+    Rule,
     noise_of,
     replace,
     stepped,
@@ -29,10 +30,7 @@ from brim.train.rounding import hashed, stochastic_bfloat16
 
 
 class Update(Protocol):
-    """One parameter's update in place; ``control`` is (4,) float32 on the device.
-
-    ``first``: the number, in the whole parameter, of the first element of these tensors.
-    """
+    """One parameter's update in place; ``control`` is (4,) float32 on the device."""
 
     def __call__(
         self,
@@ -42,14 +40,7 @@ class Update(Protocol):
         mean: torch.Tensor,
         square: torch.Tensor,
         control: torch.Tensor,
-        *,
-        lr: float,
-        decay: float,
-        betas: tuple[float, float],
-        eps: float,
-        seed: int,
-        first: int,
-        round_weight: bool,
+        rule: Rule,
     ) -> None: ...
 
 
@@ -60,26 +51,18 @@ def reference_update(
     mean: torch.Tensor,
     square: torch.Tensor,
     control: torch.Tensor,
-    *,
-    lr: float,
-    decay: float,
-    betas: tuple[float, float],
-    eps: float,
-    seed: int,
-    first: int,
-    round_weight: bool,
+    rule: Rule,
 ) -> None:
     """Any device, torch operators only."""
     update = control[UPDATE]
     w, m, v = stepped(
-        weight if master is None else master, grad, mean.float(), square.float(), control,
-        lr=lr, decay=decay, betas=betas, eps=eps,
-    )  # fmt: skip
+        weight if master is None else master, grad, mean.float(), square.float(), control, rule
+    )
     if master is not None:
         replace(master, w, update)
-    if round_weight or mean.dtype is torch.bfloat16:
-        noise = noise_of(weight, seed, first)
-        if round_weight:
+    if rule.round_weight or mean.dtype is torch.bfloat16:
+        noise = noise_of(weight, rule.seed, rule.first)
+        if rule.round_weight:
             w = stochastic_bfloat16(w, noise & 0xFFFF)
         if mean.dtype is torch.bfloat16:
             m = stochastic_bfloat16(m, noise >> 16)
@@ -208,9 +191,7 @@ class AdamW(torch.optim.Optimizer):
             update = self._update8
             tensors += [state["mean_scale"], state["square_scale"]]
             tensors = [None if t is None else t.flatten(0, -2) for t in tensors]
-        update(
-            *tensors,
-            self.control,
+        rule = Rule(
             lr=group["lr"],
             decay=group["weight_decay"],
             betas=group["betas"],
@@ -219,6 +200,7 @@ class AdamW(torch.optim.Optimizer):
             first=first_element(parameter),
             round_weight=master is None and parameter.dtype is torch.bfloat16,
         )
+        update(*tensors, self.control, rule)
 
     def tensors(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """The whole state as named tensors; ``names`` are those of the parameters, in order."""

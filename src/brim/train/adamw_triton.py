@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from brim.train.arithmetic import Rule
 from brim.train.rounding import spread
 
 _BLOCK = 1024
@@ -27,6 +28,15 @@ def _hashed(x):  # type: ignore[no-untyped-def]
 def _stochastic(x, noise):  # type: ignore[no-untyped-def]
     bits = (x.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
     return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _stepped(w, g, m, v, control, lr, decay, beta1, beta2, eps):  # type: ignore[no-untyped-def]
+    """:func:`brim.train.arithmetic.stepped` of gradients that are clipped already."""
+    m = m + (1 - beta1) * (g - m)
+    v = v + (1 - beta2) * (g * g - v)
+    step = m / tl.load(control + 2) / (tl.sqrt(v / tl.load(control + 3)) + eps)
+    return w - lr * decay * w - lr * step, m, v
 
 
 # a kernel specialised on the seed's divisibility would be compiled again and again
@@ -59,10 +69,7 @@ def _adamw(  # type: ignore[no-untyped-def]
         v = tl.load(square + at, inside, 0).to(tl.float32)
         source = master if HAS_MASTER else weight
         w = tl.load(source + at, inside, 0).to(tl.float32)
-        m = m + (1 - beta1) * (g - m)
-        v = v + (1 - beta2) * (g * g - v)
-        step = m / tl.load(control + 2) / (tl.sqrt(v / tl.load(control + 3)) + eps)
-        w = w - lr * decay * w - lr * step
+        w, m, v = _stepped(w, g, m, v, control, lr, decay, beta1, beta2, eps)
         if HAS_MASTER:
             tl.store(master + at, w, inside)
         if ROUND_WEIGHT or ROUND_STATE:
@@ -89,14 +96,7 @@ def update(
     mean: torch.Tensor,
     square: torch.Tensor,
     control: torch.Tensor,
-    *,
-    lr: float,
-    decay: float,
-    betas: tuple[float, float],
-    eps: float,
-    seed: int,
-    first: int,
-    round_weight: bool,
+    rule: Rule,
 ) -> None:
     """The same as :func:`brim.train.adamw.reference_update`, in place, in one launch."""
     n = weight.numel()
@@ -108,13 +108,13 @@ def update(
         square,
         control,
         n,
-        lr,
-        decay,
-        *betas,
-        eps,
-        _signed(spread(seed) + first),
+        rule.lr,
+        rule.decay,
+        *rule.betas,
+        rule.eps,
+        _signed(spread(rule.seed) + rule.first),
         HAS_MASTER=master is not None,
-        ROUND_WEIGHT=round_weight,
+        ROUND_WEIGHT=rule.round_weight,
         ROUND_STATE=mean.dtype is torch.bfloat16,
         BLOCK=_BLOCK,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from brim.train.rounding import hashed
@@ -10,25 +12,38 @@ CLIP, UPDATE, CORRECTION_1, CORRECTION_2 = range(4)
 """Places in the control tensor."""
 
 
+class Rule(NamedTuple):
+    """How one parameter is updated and its new values are rounded."""
+
+    lr: float
+    decay: float
+    """Decoupled weight decay, before ``lr``."""
+    betas: tuple[float, float]
+    eps: float
+    seed: int
+    """Of the noise that rounds."""
+    first: int
+    """The number, in the whole parameter, of the first element that is updated here."""
+    round_weight: bool
+    """Stochastically; else it is rounded as torch does, or needs no rounding."""
+
+
 def stepped(
     weight: torch.Tensor,
     grad: torch.Tensor,
     mean: torch.Tensor,
     square: torch.Tensor,
     control: torch.Tensor,
-    *,
-    lr: float,
-    decay: float,
-    betas: tuple[float, float],
-    eps: float,
+    rule: Rule,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """New weight and moments in float32; ``control`` is (4,) float32 on the device."""
     clip, _, correction_1, correction_2 = control.unbind()
     g = grad.float() * clip
-    m = mean + (1 - betas[0]) * (g - mean)
-    v = square + (1 - betas[1]) * (g * g - square)
+    m = mean + (1 - rule.betas[0]) * (g - mean)
+    v = square + (1 - rule.betas[1]) * (g * g - square)
     w = weight.float()
-    w = w - lr * decay * w - lr * (m / correction_1 / ((v / correction_2).sqrt() + eps))
+    step = m / correction_1 / ((v / correction_2).sqrt() + rule.eps)
+    w = w - rule.lr * rule.decay * w - rule.lr * step
     return w, m, v
 
 

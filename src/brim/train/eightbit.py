@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import torch
 
-from brim.train.arithmetic import UPDATE, noise_of, replace, stepped
+from brim.train.arithmetic import UPDATE, Rule, noise_of, replace, stepped
 from brim.train.rounding import hashed, stochastic_bfloat16
 
 BLOCK = 256
@@ -70,27 +70,19 @@ def reference_update(
     mean_scale: torch.Tensor,
     square_scale: torch.Tensor,
     control: torch.Tensor,
-    *,
-    lr: float,
-    decay: float,
-    betas: tuple[float, float],
-    eps: float,
-    seed: int,
-    first: int,
-    round_weight: bool,
+    rule: Rule,
 ) -> None:
     """One matrix's update in place, any device; see :class:`brim.train.adamw.Update`."""
     update = control[UPDATE]
     w, m, v = stepped(
         weight if master is None else master, grad, decode(mean, mean_scale, signed=True),
-        decode(square, square_scale, signed=False), control,
-        lr=lr, decay=decay, betas=betas, eps=eps,
+        decode(square, square_scale, signed=False), control, rule,
     )  # fmt: skip
-    noise = noise_of(weight, seed, first)
+    noise = noise_of(weight, rule.seed, rule.first)
     again = hashed(noise, 0)
     if master is not None:
         replace(master, w, update)
-    if round_weight:
+    if rule.round_weight:
         w = stochastic_bfloat16(w, noise & 0xFFFF)
     replace(weight, w, update)
     for codes, scale, value, bits, signed in (

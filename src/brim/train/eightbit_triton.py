@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from brim.train import eightbit
-from brim.train.adamw_triton import _hashed, _signed, _stochastic
+from brim.train.adamw_triton import _hashed, _signed, _stepped, _stochastic
+from brim.train.arithmetic import Rule
 from brim.train.rounding import spread
 
 _ROWS = 4
@@ -84,10 +85,7 @@ def _adamw8(  # type: ignore[no-untyped-def]
         )
         source = master if HAS_MASTER else weight
         w = tl.load(source + at, inside, 0).to(tl.float32)
-        m = m + (1 - beta1) * (g - m)
-        v = v + (1 - beta2) * (g * g - v)
-        step = m / tl.load(control + 2) / (tl.sqrt(v / tl.load(control + 3)) + eps)
-        w = w - lr * decay * w - lr * step
+        w, m, v = _stepped(w, g, m, v, control, lr, decay, beta1, beta2, eps)
         noise = _hashed(at.to(tl.uint32) + seed.to(tl.uint32))
         again = _hashed(noise)
         if HAS_MASTER:
@@ -112,14 +110,7 @@ def update(
     mean_scale: torch.Tensor,
     square_scale: torch.Tensor,
     control: torch.Tensor,
-    *,
-    lr: float,
-    decay: float,
-    betas: tuple[float, float],
-    eps: float,
-    seed: int,
-    first: int,
-    round_weight: bool,
+    rule: Rule,
 ) -> None:
     """The same as :func:`brim.train.eightbit.reference_update`, in place, in one launch."""
     rows, columns = weight.shape
@@ -136,13 +127,13 @@ def update(
         rows,
         columns,
         blocks,
-        lr,
-        decay,
-        *betas,
-        eps,
-        _signed(spread(seed) + first),
+        rule.lr,
+        rule.decay,
+        *rule.betas,
+        rule.eps,
+        _signed(spread(rule.seed) + rule.first),
         HAS_MASTER=master is not None,
-        ROUND_WEIGHT=round_weight,
+        ROUND_WEIGHT=rule.round_weight,
         ROWS=_ROWS,
         BLOCK=eightbit.BLOCK,
     )

@@ -21,7 +21,7 @@ from brim.train.step import TrainStep
 
 def keep_gradient(
     weight: torch.Tensor, _master: Any, grad: torch.Tensor, _mean: Any, _square: Any,
-    control: torch.Tensor, **_: Any,
+    control: torch.Tensor, _rule: Any,
 ) -> None:  # fmt: skip
     """An "update" after which the weight is its own true gradient."""
     weight.copy_(grad * control[CLIP])

@@ -380,8 +380,9 @@ class Trainer:
         )
 
     def _halved(self, rows: Sequence[PackedBatch]) -> Sequence[PackedBatch]:
-        """Ranks take steps of equally many rows, so only a rank alone may cut its own."""
-        parts = memory.halves(rows) if self.ranks.world == 1 else None
+        """On several ranks only where they meet once a step, and have not met yet."""
+        possible = self.step.parallel.own_rows and not self.step.sent.anything
+        parts = memory.halves(rows) if possible else None
         if parts is None:
             raise BrimError(
                 "the device ran out of memory although every block is recomputed",

@@ -103,7 +103,8 @@ class TrainStep:
         nothing is rounded by it.
         """
         world = self.parallel.ranks.world
-        nominal = 1 << (rows[0].length * len(rows) * world - 1).bit_length()
+        # the same on a rank that had to cut its rows
+        nominal = 1 << (sum(row.length for row in rows) * world - 1).bit_length()
         loss = self._backward(rows, world / nominal)
         square = gradient_norm(self.parameters).double() ** 2 / self.parallel.copies
         numbers = _on_device([getattr(counts, name) for name in SUMMED], loss.device)

@@ -173,6 +173,36 @@ def test_memory_that_runs_out_with_the_step_half_sent_asks_for_a_restart_that_re
         assert finished is True and recompute == Recompute(text_blocks=1, vision_blocks=1)
 
 
+def narrow(ranks: Ranks, output: str, data: str) -> Any:
+    """Rank 1 never has room for more than 44 tokens at once; rows have 48."""
+    said: list[str] = []
+    trainer = ranked.trainer(ranks, Path(output), steps=4, rows=4, data=data, said=said)
+
+    def fails(_module: Any, inputs: tuple[Any, ...]) -> None:
+        if ranks.rank == 1 and inputs[0].shape[0] > 44:
+            raise torch.OutOfMemoryError("no room")
+
+    trainer.model.blocks[1].register_forward_pre_hook(fails)
+    return trainer.run(), said, {n: p.detach() for n, p in trainer.model.named_parameters()}
+
+
+def test_one_rank_cuts_its_rows_in_two_and_the_others_get_the_same_gradients(
+    tmp_path: Path,
+) -> None:
+    on_ranks(2, ranked.run, str(tmp_path / "plain"), {"steps": 4, "rows": 4})
+    (first, silent, ours), (second, said, theirs) = on_ranks(
+        2, narrow, str(tmp_path / "narrow"), "ddp"
+    )
+    assert first is True and second is True and silent == []
+    cut = [line for line in said if "cut in two" in line]
+    assert len(cut) == 3 and cut[-1].endswith(
+        "all rows are cut from now on (lower data.tokens_per_row)"
+    )
+    assert all(torch.equal(ours[n], theirs[n]) for n in ours)
+    found, expected = (ranked.losses(tmp_path / name)[0] for name in ("narrow", "plain"))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def restarted(ranks: Ranks, output: str) -> Any:
     trainer = ranked.trainer(ranks, Path(output), steps=6, rows=2, data="fsdp")
     return trainer.run(), [], trainer.model.recompute

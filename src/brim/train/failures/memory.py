@@ -22,9 +22,12 @@ from brim.files import write_atomic
 from brim.model.batch import PackedBatch
 from brim.model.qwen3vl import Qwen3VL, Recompute
 from brim.model.split import split
+from brim.train.parallel.blank import with_tower
 from brim.train.parallel.wrap import Alone, Replicated
 
 _FILE = "recompute.json"
+_BLANK = 64
+"""Vision rows of a part without pictures."""
 
 
 class RestartNeeded(BrimError):
@@ -144,6 +147,13 @@ class Halving:
 
 
 def halves(rows: Sequence[PackedBatch]) -> list[PackedBatch] | None:
-    """Each row in two; None when every row is a single document."""
-    parts = [part for row in rows for part in split(row)]
+    """Each row in two; None when every row is a single document.
+
+    The tower runs on both parts of a row with pictures: on several ranks others may wait for its
+    gradients.
+    """
+    parts: list[PackedBatch] = []
+    for row in rows:
+        blank = min(_BLANK, row.vision_length)
+        parts += [with_tower(part, blank) if blank else part for part in split(row)]
     return parts if len(parts) > len(rows) else None

@@ -39,6 +39,8 @@ class Alone:
 
     copies = 1
     """Ranks that hold the same gradient after a step."""
+    own_rows = True
+    """Whether a rank may take a step in more rows than the others do: they meet after the last."""
 
     def __init__(self, model: Qwen3VL, ranks: Ranks | None = None) -> None:
         self.model, self.ranks = model, ranks or Ranks()
@@ -87,6 +89,7 @@ class Replicated(Alone):
         super().__init__(model, ranks)
         self.copies = ranks.world
         self._each_row = table.gradient_sync == "row"
+        self.own_rows = not self._each_row
         fake = _fake(ranks)
         static = table.ddp_static_graph and not fake  # what it learns is read from tensors
         self._learnt = fake
@@ -124,7 +127,9 @@ class Replicated(Alone):
 
     def clear(self, parameters: Iterable[torch.Tensor]) -> None:
         # they are views of the buckets; freed, a row would write them elsewhere and copy them there
-        torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if gradients:  # a first step that found no memory has none
+            torch._foreach_zero_(gradients)
 
 
 class Sharded(Alone):
@@ -133,6 +138,8 @@ class Sharded(Alone):
     On a mesh of two dimensions (HSDP) the shards lie along the second, and gradients are also
     averaged over the first.
     """
+
+    own_rows = False
 
     def __init__(
         self,

@@ -78,7 +78,8 @@ class ModelTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraTable:
-    """Adapters on every linear layer of the text blocks; all else is frozen then."""
+    """Adapters on every linear layer of the text blocks (of a mixture of experts, those of the
+    attention); all else is frozen then."""
 
     r: int = 0
     """Rank; 0: no adapters."""
@@ -243,7 +244,7 @@ def of_table(table: Mapping[str, Any], folder: Path) -> Config:
     data, evaluation = (_table(name, values.pop(name, {})) for name in ("data", "eval"))
     if "model" not in values:
         raise ConfigError(
-            "the table [model] is missing", hint='[model]\n  path = "FOLDER or hub id"'
+            "the table [model] is missing", hint='write [model] path = "FOLDER or hub id"'
         )
     plain = tables.build(Config, values)
     if plain.train.gradient_accumulation_steps and "rows_per_step" in data:

@@ -95,6 +95,8 @@ def start(
     rows.prepared.plan.share(0, ranks.world)  # says so when the ranks cannot
     _same_data(ranks, rows)
     model = _model(config, folder, choices, device)
+    if config.lora.r and model.config.text.experts:
+        tell("lora          on the attention's layers only: experts have no adapters")
     if not rows.prepared.samples.patches.any() and ranks.world > 1:
         model.visual.requires_grad_(False)  # no row would bring it a gradient to reduce
     row = largest_row(rows.prepared)

@@ -17,8 +17,8 @@ import numpy as np
 from brim.diagnose.trace.flops import Shape, input_shapes
 from brim.diagnose.trace.kernels import Kind
 from brim.diagnose.trace.loss import Claim, claim
-from brim.diagnose.trace.table import Bool, Float64, Kernels
-from brim.diagnose.trace.timeline import Int64
+from brim.diagnose.trace.table import Float64, Kernels
+from brim.diagnose.trace.timeline import Bool, Int64
 from brim.record.kineto import Trace
 from brim.units import percent
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brim.diagnose.trace.kernels import copy_direction, is_pageable
-from brim.diagnose.trace.timeline import Int64, Spans, union, unite
+from brim.diagnose.trace.timeline import Bool, Int64, Spans, union, unite
 from brim.record.kineto import DeviceKind, HostKind, Trace
 
 UInt8 = npt.NDArray[np.uint8]

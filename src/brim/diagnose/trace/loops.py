@@ -26,8 +26,8 @@ from brim.diagnose.trace.kernels import Kind
 from brim.diagnose.trace.loss import REACHED, Claim, claim
 from brim.diagnose.trace.ops import Operations
 from brim.diagnose.trace.roofline import Call
-from brim.diagnose.trace.table import Bool, Kernels
-from brim.diagnose.trace.timeline import Int64, Spans, union
+from brim.diagnose.trace.table import Kernels
+from brim.diagnose.trace.timeline import Bool, Int64, Spans, union
 from brim.record.kineto import HostKind
 
 FEWEST: Final = 4

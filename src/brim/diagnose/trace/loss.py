@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from brim.diagnose.trace.table import Bool, Float64, Kernels
-from brim.diagnose.trace.timeline import Int64
+from brim.diagnose.trace.table import Float64, Kernels
+from brim.diagnose.trace.timeline import Bool, Int64
 
 REACHED: Final = 0.5
 """Share of a roof that an ordinary kernel surely reaches."""

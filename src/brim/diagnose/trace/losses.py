@@ -17,8 +17,8 @@ from brim.diagnose.trace.loss import Claim, Loss, claim
 from brim.diagnose.trace.precision import precision
 from brim.diagnose.trace.roofline import Call
 from brim.diagnose.trace.slow import SlowOperations, slow
-from brim.diagnose.trace.table import Bool, Kernels
-from brim.diagnose.trace.timeline import union
+from brim.diagnose.trace.table import Kernels
+from brim.diagnose.trace.timeline import Bool, union
 from brim.diagnose.trace.unfused import unfused
 
 

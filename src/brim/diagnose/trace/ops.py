@@ -9,13 +9,10 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from brim.diagnose.trace.timeline import Int64, union
+from brim.diagnose.trace.timeline import Bool, Int64, union
 from brim.record.findings import Where
 from brim.record.kineto import HostEvents, HostKind, Trace
-
-Bool = npt.NDArray[np.bool_]
 
 
 class Nest:

@@ -12,7 +12,8 @@ from brim.diagnose.trace.flops import Roof
 from brim.diagnose.trace.kernels import Kind
 from brim.diagnose.trace.loss import REACHED, Claim, claim
 from brim.diagnose.trace.roofline import Call
-from brim.diagnose.trace.table import Bool, Float64, Kernels
+from brim.diagnose.trace.table import Float64, Kernels
+from brim.diagnose.trace.timeline import Bool
 from brim.hardware import gpus
 
 ORDINARY_UTILISATION: Final = 0.6

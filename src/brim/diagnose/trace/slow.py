@@ -24,8 +24,8 @@ from brim.diagnose.trace.loss import REACHED, Claim, claim
 from brim.diagnose.trace.ops import Operations
 from brim.diagnose.trace.precision import fast_format
 from brim.diagnose.trace.roofline import Call, Inside, groups, work_of
-from brim.diagnose.trace.table import Bool, Float64, Kernels
-from brim.diagnose.trace.timeline import Int64, Spans, union
+from brim.diagnose.trace.table import Float64, Kernels
+from brim.diagnose.trace.timeline import Bool, Int64, Spans, union
 from brim.hardware import gpus
 from brim.record.kineto import HostKind
 

@@ -12,13 +12,12 @@ from brim.diagnose.trace.device import DeviceSide
 from brim.diagnose.trace.host import HostSide
 from brim.diagnose.trace.kernels import Kernel, Kind, classify
 from brim.diagnose.trace.ops import Operations
-from brim.diagnose.trace.timeline import Int64
+from brim.diagnose.trace.timeline import Bool, Int64
 from brim.hardware import gpus
 from brim.hardware.gpus import Gpu
 from brim.record.kineto import DeviceKind
 
 Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 
 class Kernels:

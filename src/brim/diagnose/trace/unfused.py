@@ -9,7 +9,8 @@ import numpy as np
 from brim.diagnose.trace.flops import elements, input_shapes
 from brim.diagnose.trace.kernels import Kind
 from brim.diagnose.trace.loss import Claim, claim
-from brim.diagnose.trace.table import Bool, Float64, Kernels
+from brim.diagnose.trace.table import Float64, Kernels
+from brim.diagnose.trace.timeline import Bool
 
 _GATES: Final = frozenset({"aten::silu", "aten::gelu", "aten::sigmoid"})
 _GATES_BACK: Final = frozenset(f"{name}_backward" for name in _GATES)

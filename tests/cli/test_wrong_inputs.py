@@ -54,6 +54,7 @@ MISTAKES = {
     "diagnose short.json": "short.json: not a findings.json that brim wrote (the account sums to 0",
     "diagnose cut-run": "cut-run/run.json: cannot be read",
     "diagnose --stop verdict.json": "--stop is about a command's run",
+    "diagnose --warmup 3 verdict.json": "verdict.json is no run directory",
     "diagnose --json no/x verdict.json": "no/x: there is no folder no",
     "diagnose --html folder verdict.json": "folder: is a folder",
     "diagnose --steps -1 -- true": "argument --steps: -1 is not a number of steps",

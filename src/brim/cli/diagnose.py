@@ -97,6 +97,11 @@ def _load(paths: list[Path], args: argparse.Namespace) -> Diagnosis:
 
     if len(paths) == 1 and is_run(paths[0]):
         return judge(paths[0], warmup=args.warmup)
+    if args.warmup is not None:
+        raise UsageError(
+            f"--warmup counts the steps of a run, and {paths[0]} is no run directory",
+            hint="leave it out",
+        )
     return load_diagnosis(paths)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.forks import TRANSFORMERS, Forks
 
 from brim.api import session
 from brim.errors import InputError
@@ -37,12 +40,11 @@ print(callback.seen.diagnosis.frameworks[0])
 
 
 def test_the_hugging_face_callback_measures_a_training_and_prints_the_verdict(
-    tmp_path: Path,
+    tmp_path: Path, forks: Callable[..., Forks]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HF], cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=120,
-    )  # fmt: skip
+    (tmp_path / "job.py").write_text(HF)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    (done,) = forks(*TRANSFORMERS).run([str(tmp_path / "job.py")], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "hf-trainer"
     assert "records in run" in done.stderr

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -138,19 +139,18 @@ def test_the_story_ends_with_brim_train_and_what_its_records_say(
     assert "5.0 % padding" in told.said
 
 
-@pytest.mark.slow
 def test_the_shipped_scripts_make_a_model_and_chats_that_brim_train_learns_from(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("photographs", "finetune", "prepare"):
         (tmp_path / f"{name}.py").write_text((FILES / f"{name}.py.in").read_text())
-    commands = (
-        ["photographs.py", "photos", "4"],
-        ["prepare.py", "photos", "6"],
-        ["-m", "brim", "train", "sft.toml"],
-    )
-    for command in commands:
-        subprocess.run([sys.executable, *command], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, steps in (("photographs", "4"), ("prepare", "6")):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", "photos", steps])
+        runpy.run_path(f"{name}.py", run_name="__main__")
+    monkeypatch.delitem(sys.modules, "finetune")
+    assert main(["train", "sft.toml"]) == 0
     (metrics,) = tmp_path.glob("trained/records/*/metrics.jsonl")
     losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
     assert len(losses) == 6 and losses[-1] < losses[0] - 0.3

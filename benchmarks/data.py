@@ -1,9 +1,12 @@
 """The data layer against what it replaces, on one machine.
 
 usage: python benchmarks/data.py --photos DIR --model FOLDER [--sections cpu,pack] [--seconds 8]
+       [--torchvision PYTHON]
 
 cpu     images a second of one core, file → pixels ready for the device: brim's decode and resize
-        against the Pillow back end of transformers' processor, torchvision's and SPDL where present
+        against the Pillow back end of transformers' processor and SPDL where present
+torchvision  the same against the torchvision back end, in turn, and equality to it bit by bit;
+        PYTHON has torch, torchvision and transformers
 stages  where brim's milliseconds an image go, one thread, each stage alone
 loader  both processes' CPU an image, and images a second, rows from disk to the trainer: brim's
         loader, pictures whole and cut, against the processor in a DataLoader worker and SPDL's
@@ -12,7 +15,7 @@ pack    waste and time of the packer on LLaVA-like lengths; against binpacking a
         where it is installed
 scan    records planned a second
 wait    share of its time that a trainer of a given pace waits, from a steady and a spiky source
-memory  resident memory of the loader process over many rows
+memory  resident memory of loader and trainer, and the slots that they share, over many rows
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import torch
 from PIL import Image
 from slow_store import SlowStore
 from torch.utils.data import DataLoader, Dataset
+from torchvision_peer import compare
 
 from brim.data.config import DataConfig
 from brim.data.decode import decode
@@ -119,16 +123,12 @@ def spdl_image(item: tuple[str, str | None]) -> np.ndarray:
     return found
 
 
-def processor(kind: str) -> Any:
+def processor() -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
     size = {"shortest_edge": 65_536, "longest_edge": MAX_PIXELS}
-    options = {"patch_size": 16, "size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    if kind == "pillow":
-        from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as module
-
-        return module.Qwen2VLImageProcessorPil(**options)
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-
-    return Qwen2VLImageProcessor(**options)
+    half = [0.5] * 3
+    return Qwen2VLImageProcessorPil(patch_size=16, size=size, image_mean=half, image_std=half)
 
 
 def processed(file: Path, model: Any) -> torch.Tensor:
@@ -143,23 +143,26 @@ def section_cpu(files: list[Path], seconds: float) -> dict[str, float]:
         "brim_images_s": rate(brim_image, files, seconds),
         "brim_with_patches_images_s": rate(brim_patches, files, seconds),
     }
-    if importlib.util.find_spec("spdl.io"):
+    if importlib.util.find_spec("spdl"):
         found["spdl_images_s"] = rate(spdl_image, spdl_items(files), seconds)
-    for kind in ("pillow", "torchvision"):
-        try:
-            model = processor(kind)
-        except (ImportError, RuntimeError):
-            continue  # torchvision is not installed, or not for this torch
-        found[f"{kind}_processor_images_s"] = rate(
-            lambda f, m=model: processed(f, m), files, seconds
-        )
+    model = processor()
+    found["pillow_processor_images_s"] = rate(lambda f: processed(f, model), files, seconds)
     sample = files[: min(20, len(files))]
     found["brim_bytes_per_image"] = float(np.mean([brim_image(f).nbytes for f in sample]))
-    model = processor("pillow")
     found["processor_bytes_per_image"] = float(
         np.mean([processed(f, model).nbytes for f in sample])
     )
     return found
+
+
+def section_torchvision(
+    python: str, folder: Path, files: list[Path], seconds: float, rounds: int
+) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return compare(
+        python, folder, files[:50], VISION, lambda s: rate(brim_image, files, s),
+        seconds=seconds, rounds=rounds,
+    )  # fmt: skip
 
 
 def section_stages(files: list[Path], seconds: float) -> dict[str, float]:
@@ -199,7 +202,7 @@ class Processed(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.model is None:
             torch.set_num_threads(1)
-            self.model = processor("pillow")
+            self.model = processor()
         return processed(self.files[index % len(self.files)], self.model)
 
 
@@ -236,7 +239,7 @@ def section_loader(prepared: Prepared, files: list[Path], seconds: float) -> dic
             assert loader._process is not None
             pid = loader._process.pid
             found[name] = flow(brim_rows(loader), lambda pid=pid: [pid], seconds)
-    if importlib.util.find_spec("spdl.io"):
+    if importlib.util.find_spec("spdl"):
         found["spdl"] = spdl_flow(files, seconds)
     workers = DataLoader(Processed(files), batch_size=8, collate_fn=torch.cat, num_workers=1)
     batches = iter(workers)
@@ -330,9 +333,11 @@ def write_set(folder: Path, photos: Path, count: int) -> Path:
     return path
 
 
-def planned(folder: Path, photos: Path, model: str, count: int) -> tuple[Prepared, float]:
+def planned(
+    folder: Path, photos: Path, model: str, count: int, tokens_per_row: int
+) -> tuple[Prepared, float]:
     source = SourceConfig(path=str(write_set(folder, photos, count)), image_root=str(photos))
-    config = DataConfig(sources=(source,), max_pixels=MAX_PIXELS)
+    config = DataConfig(sources=(source,), max_pixels=MAX_PIXELS, tokens_per_row=tokens_per_row)
     prepare(config, model, cache=folder / "warm")  # imports and page cache
     start = time.perf_counter()
     prepared = prepare(config, model, cache=folder / "cold")
@@ -370,17 +375,25 @@ def waits(prepared: Prepared, step_s: float, spans: list[tuple[float, float]]) -
     return shares
 
 
-def section_memory(prepared: Prepared, rows: int) -> dict[str, float]:
-    """Resident memory that is the process's own: the shared slots are bounded by their budget."""
-    seen = []
+def section_memory(prepared: Prepared, rows: int) -> dict[str, Any]:
+    """MiB of memory that each process has for itself, and of the slots that they share."""
+    points, seen = {rows // 20, rows // 2, rows}, {}
     with Loader(prepared) as loader:
-        for number in range(rows):
+        for number in range(1, rows + 1):
             next(loader).release()
-            if number in (rows // 4, rows - 1):
+            if number in points:
                 assert loader._process is not None
-                info = psutil.Process(loader._process.pid).memory_info()
-                seen.append((info.rss - info.shared) / 2**20)
-    return {"rows": rows, "mib_after_a_quarter": seen[0], "mib_at_the_end": seen[1]}
+                seen[f"row_{number}"] = {
+                    "loader_mib": own_mib(loader._process.pid),
+                    "trainer_mib": own_mib(os.getpid()),
+                    "shared_mib": os.fstat(loader.ring.fd).st_blocks * 512 / 2**20,
+                }
+    return seen
+
+
+def own_mib(pid: int) -> float:
+    info = psutil.Process(pid).memory_info()
+    return (info.rss - info.shared) / 2**20
 
 
 def main() -> None:
@@ -390,9 +403,12 @@ def main() -> None:
     parser.add_argument("--sections", default="cpu,stages,pack,scan,loader,wait,memory")
     parser.add_argument("--seconds", type=float, default=8, help="of each measurement")
     parser.add_argument("--samples", type=int, default=20_000)
+    parser.add_argument("--tokens-per-row", type=int, default=8192)
     parser.add_argument("--pack", type=int, default=1_000_000)
     parser.add_argument("--step", type=float, default=0.2, help="seconds a row, of wait")
     parser.add_argument("--rows", type=int, default=400, help="of the memory section")
+    parser.add_argument("--torchvision", metavar="PYTHON", help="one that has torchvision")
+    parser.add_argument("--rounds", type=int, default=5, help="of the torchvision section")
     args = parser.parse_args()
     wanted = set(args.sections.split(","))
     files = sorted(p for p in args.photos.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
@@ -401,11 +417,18 @@ def main() -> None:
         show("cpu", section_cpu(files, args.seconds))
     if "stages" in wanted:
         show("stages", section_stages(files, args.seconds))
+    if args.torchvision:
+        show(
+            "torchvision",
+            section_torchvision(args.torchvision, args.photos, files, args.seconds, args.rounds),
+        )
     if "pack" in wanted:
         show("pack", section_pack(args.pack))
     if wanted & {"loader", "wait", "scan", "memory"}:
         with tempfile.TemporaryDirectory() as folder:
-            prepared, speed = planned(Path(folder), args.photos, args.model, args.samples)
+            prepared, speed = planned(
+                Path(folder), args.photos, args.model, args.samples, args.tokens_per_row
+            )
             show("scan", {"records_s": speed, "samples": args.samples})
             if "loader" in wanted:
                 show("loader", section_loader(prepared, files, args.seconds))

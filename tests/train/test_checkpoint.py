@@ -5,8 +5,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from tests.forks import TORCH, Forks
 from tests.train.deadly import deadly
 
 from brim.errors import ConfigError, InputError
@@ -250,16 +249,13 @@ trainer.run()
     ],
 )
 def test_sigkill_at_named_points_leaves_a_checkpoint_that_resumes_to_the_same_bits(
-    call: str, count: int, tmp_path: Path, make_trainer: Make
+    call: str, count: int, tmp_path: Path, make_trainer: Make, forks: Callable[..., Forks]
 ) -> None:
-    here = str(Path(__file__).parent)
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tmp_path), here, call, str(count)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(here).parents[1])},
-    )
+    here, script = Path(__file__).parent, tmp_path / "child.py"
+    script.write_text(CHILD)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parents[1])}
+    argv = [str(script), str(tmp_path), str(here), call, str(count)]
+    (done,) = forks(*TORCH).run(argv, cwd=tmp_path, env=env)
     assert done.returncode == (-signal.SIGKILL if count else 0), done.stderr
     resumed, whole = make_trainer(6, save_steps=1), make_trainer(6, "whole")
     newest = resumed.checkpoints.newest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -70,4 +71,4 @@ def test_when_one_rank_hangs_all_are_ended_and_the_stacks_show_which(tmp_path: P
         time.sleep(0.1)
     text = stacks.read_text()
     assert "in __call__" in text and "in fetch" in text
-    assert "rank1: waiting for rows for 2 s, after 3 steps" in text or "for 5 s, after 3" in text
+    assert re.search(r"rank1: waiting for rows for \d+ s, after 3 steps", text)

@@ -45,6 +45,12 @@ class InputError(BrimError):
     exit_code = WRONG_USAGE
 
 
+def in_a_line(error: BaseException) -> str:
+    """What a library's error says, as far as its first line; its kind where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
 class MissingExtra(BrimError):
     """A feature needs an optional dependency."""
 

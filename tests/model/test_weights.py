@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3VLForConditionalGeneration
 
-from brim.errors import InputError
+from brim.errors import BrimError, InputError
 from brim.model.weights import fetch, load, published, save, slots
 from brim.train.synthetic import Document
 
@@ -143,3 +143,15 @@ def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_id(tmp_path: Path) ->
         with pytest.raises(InputError, match="is no folder"):
             fetch(name)
     assert fetch(str(tmp_path)) == tmp_path
+
+
+def test_what_the_hub_says_at_length_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError("no answer\nA paragraph of advice.\nAnd another one.")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(BrimError) as caught:
+        fetch("nobody/none-such")
+    what, hint = str(caught.value).splitlines()
+    assert what == "nobody/none-such cannot be fetched from the hub: no answer"
+    assert "HF_TOKEN" in hint

@@ -26,7 +26,7 @@ from brim.data.quarantine import Where
 from brim.data.store import Store, default_root
 from brim.data.table import HubDataset, Parquet
 from brim.data.tars import Tar
-from brim.errors import ConfigError, InputError
+from brim.errors import ConfigError, InputError, in_a_line
 
 
 class Records(Protocol):
@@ -152,5 +152,5 @@ def _local(path: str, cache: Path | None) -> Path:
             filecache={"cache_storage": str(folder / "files"), "same_names": True},
         )
     except Exception as error:  # each file system of fsspec has its own
-        raise InputError(f"{path}: cannot be fetched: {error}") from None
+        raise InputError(f"{path}: cannot be fetched: {in_a_line(error)}") from None
     return Path(str(local))

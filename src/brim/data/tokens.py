@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from brim.data.chat import Conversation, Image, Turn, Video
 from brim.data.pieces import Pieces
 from brim.data.quarantine import BadSample
-from brim.errors import InputError
+from brim.errors import InputError, in_a_line
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template*", "*.jinja", "vocab.json")
 
@@ -74,7 +74,7 @@ class ChatTokens:
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(f"{path}: no tokenizer: {error}") from None
+            raise InputError(f"{path}: no tokenizer: {in_a_line(error)}") from None
         # a text that spells a special token is tokenized as text
         self._tokenizer.encode_special_tokens = True
         self._pieces = Pieces(self._tokenizer)
@@ -99,7 +99,9 @@ class ChatTokens:
             try:
                 folder = Path(snapshot_download(str(model), allow_patterns=list(_FILES)))
             except Exception as error:  # many kinds: no such repository, no network, no right
-                raise InputError(f"{model}: neither a folder nor on the hub: {error}") from None
+                raise InputError(
+                    f"{model}: neither a folder nor on the hub: {in_a_line(error)}"
+                ) from None
         tokens = cls(folder)
         tokens.check_template()
         return tokens

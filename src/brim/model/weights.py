@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
-from brim.errors import BrimError, InputError
+from brim.errors import BrimError, InputError, in_a_line
 from brim.files import fsync_folder, write_atomic
 from brim.model.config import ModelConfig, TextConfig
 from brim.model.qwen3vl import Kernels, Qwen3VL
@@ -136,7 +136,7 @@ def fetch(model: str, revision: str | None = None) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise BrimError(
-            f"{model} cannot be fetched from the hub: {error}",
+            f"{model} cannot be fetched from the hub: {in_a_line(error)}",
             hint="check the name, the network and HF_TOKEN, or give a local folder",
         ) from None
 

@@ -45,7 +45,7 @@ def main() -> None:
     args = parse("faulty", "fixed", "large", "large-fixed")
     torch.set_num_threads(1)
     large = args.arm.startswith("large")
-    paths = photographs(args.data, 24, *((2000, 1500) if large else (1600, 1200)))
+    paths = photographs(args.data, 24, *((2400, 1800) if large else (1600, 1200)))
     options: dict[str, Any] = {"dataloader_num_workers": 2} if "fixed" in args.arm else {}
     settings = TrainingArguments(
         output_dir=str(args.data / "sft"),

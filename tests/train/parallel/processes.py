@@ -9,11 +9,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from tests.forks import meeting
+from tests.forks import TORCH, meeting
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # imported once, in the server that every rank is forked from
-_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "tests.train.parallel.tiny"])
+_CONTEXT.set_forkserver_preload(
+    [*TORCH, "torch.distributed.fsdp", "brim.train.session", "tests.train.parallel.tiny"]
+)
 
 
 def on_ranks(

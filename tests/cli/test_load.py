@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.report import examples
 
-from brim.cli.load import load_diagnosis
+from brim.cli.load import judge_anew, load_diagnosis
 from brim.errors import BrimError, InputError, UsageError
 from brim.record import findings
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "runs" / "cpu-main-process"
 
 
 def test_a_findings_file_is_found_by_name_by_content_and_in_its_run(tmp_path: Path) -> None:
@@ -80,3 +83,14 @@ def test_an_unjudged_run_is_judged_and_then_read(tmp_path: Path) -> None:
 def test_a_folder_of_8_public_traces_becomes_one_diagnosis(shared: Path) -> None:
     folder = shared / "traces" / "param_dlrm_v100_8rank"
     assert load_diagnosis([folder]).window.ranks == 8
+
+
+def test_a_warmup_is_left_out_of_a_run_judged_anew_and_refused_for_what_has_no_steps(
+    tmp_path: Path,
+) -> None:
+    run = shutil.copytree(RECORDED, tmp_path / "run")
+    assert judge_anew([run]).window.steps == 21  # 5 of 26 are not steady yet
+    assert judge_anew([run], warmup=20).window.steps == 6
+    assert findings.read(run / "findings.json").window.steps == 6
+    with pytest.raises(UsageError, match=r"findings\.json is no run directory"):
+        judge_anew([run / "findings.json"], warmup=20)

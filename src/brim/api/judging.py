@@ -6,10 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from brim.cli.load import load_diagnosis
-from brim.cli.measured import judge
+from brim.cli.load import judge_anew
 from brim.record.findings import Diagnosis
-from brim.record.run import is_run
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -21,9 +19,8 @@ def diagnose(what: Paths, *, warmup: int | None = None) -> Diagnosis:
     at its start; by default found by itself.  A run is judged anew, and the verdict is left in it
     as ``findings.json``.
 
-    Raises :class:`brim.errors.InputError` when a path is missing or is none of these.
+    Raises :class:`brim.errors.InputError` when a path is missing or is none of these, and
+    :class:`brim.errors.UsageError` for a ``warmup`` of traces.
     """
     paths = [Path(what)] if isinstance(what, (str, os.PathLike)) else [Path(p) for p in what]
-    if len(paths) == 1 and is_run(paths[0]):
-        return judge(paths[0], warmup=warmup)
-    return load_diagnosis(paths)
+    return judge_anew(paths, warmup=warmup)

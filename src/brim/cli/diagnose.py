@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from brim.cli import outputs, values
-from brim.errors import GOOD, OVER_THRESHOLD, BrimError, InputError, UsageError
+from brim.cli.load import judge_anew
+from brim.errors import GOOD, OVER_THRESHOLD, BrimError, UsageError
 
 if TYPE_CHECKING:
     from brim.record.findings import Diagnosis
@@ -63,7 +64,7 @@ class Command:
             code, diagnosis = _measure(args)
         elif args.what:
             _refuse_idle(args)
-            diagnosis = _load([Path(p) for p in args.what], args)
+            diagnosis = judge_anew([Path(p) for p in args.what], warmup=args.warmup)
             _show(diagnosis, args, sys.stdout)
         else:
             raise UsageError(
@@ -90,34 +91,18 @@ def _above(diagnosis: Diagnosis, limit: float) -> bool:
     return any(f.share > limit for f in diagnosis.findings)
 
 
-def _load(paths: list[Path], args: argparse.Namespace) -> Diagnosis:
-    from brim.cli.load import load_diagnosis
-    from brim.cli.measured import judge
-    from brim.record.run import is_run
-
-    if len(paths) == 1 and is_run(paths[0]):
-        return judge(paths[0], warmup=args.warmup)
-    if args.warmup is not None:
-        raise UsageError(
-            f"--warmup counts the steps of a run, and {paths[0]} is no run directory",
-            hint="leave it out",
-        )
-    return load_diagnosis(paths)
-
-
 def _measure(args: argparse.Namespace) -> tuple[int, Diagnosis]:
     """Run the command with the hooks in it; its exit code and what was seen.
 
     A job that runs on after its steps were measured has its verdict printed at once.
     """
-    from brim import __version__
-    from brim.cli.measured import Early, host_facts
+    from brim.cli.measured import Early, new_run
     from brim.observe import launch
     from brim.observe.devices import Sampler
     from brim.record import run as runs
 
     command = launch.resolve(args.command)
-    folder = _folder(args, host_facts(), __version__)
+    folder = new_run(args.runs or _RUNS, args.command)
     print(f"brim: watching, records in {folder}", file=sys.stderr)
     options = launch.Options(steps=args.steps or _STEPS, warmup=args.warmup)
     begin = time.monotonic()
@@ -146,19 +131,6 @@ def _judged(folder: Path, args: argparse.Namespace, code: int) -> Diagnosis:
             error.exit_code = code
         raise
     return found
-
-
-def _folder(args: argparse.Namespace, host: dict[str, object], version: str) -> Path:
-    from brim.record.run import create
-
-    runs = args.runs or _RUNS
-    try:
-        return create(runs, args.command, host, version)
-    except OSError as error:
-        raise InputError(
-            f"{runs}: cannot make a run directory ({error.strerror})",
-            hint="choose another place with --runs DIR",
-        ) from None
 
 
 def _show(diagnosis: Diagnosis, args: argparse.Namespace, stream: TextIO) -> None:

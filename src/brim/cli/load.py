@@ -36,6 +36,21 @@ def load_diagnosis(paths: Sequence[Path]) -> Diagnosis:
     return _run(paths[0]) if _is_run(paths) else _traces(paths)
 
 
+def judge_anew(paths: Sequence[Path], *, warmup: int | None = None) -> Diagnosis:
+    """As :func:`load_diagnosis`, but a run directory is judged again; ``warmup`` steps of it are
+    left out (None: found by itself).
+
+    Raises :class:`UsageError` for a ``warmup`` of what has no steps to leave out.
+    """
+    if _is_run(paths):
+        return _run(paths[0], warmup)
+    if paths and warmup is not None:
+        raise UsageError(
+            f"a warm-up is steps of a run, and {paths[0]} is no run directory", hint="leave it out"
+        )
+    return load_diagnosis(paths)
+
+
 def _saved(paths: Sequence[Path]) -> Path | None:
     """The findings.json that ``paths`` name, if they do."""
     found = [p / _FINDINGS if p.is_dir() else p for p in paths]
@@ -66,10 +81,10 @@ def _is_run(paths: Sequence[Path]) -> bool:
     return len(paths) == 1 and is_run(paths[0])
 
 
-def _run(folder: Path) -> Diagnosis:
+def _run(folder: Path, warmup: int | None = None) -> Diagnosis:
     from brim.cli.measured import judge
 
-    return judge(folder)
+    return judge(folder, warmup=warmup)
 
 
 def _traces(paths: Sequence[Path]) -> Diagnosis:

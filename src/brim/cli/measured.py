@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brim import __version__
 from brim.errors import BrimError, InputError
 from brim.record import findings
 from brim.record.findings import Diagnosis
-from brim.record.run import Run, is_ending, is_measured, read_run
+from brim.record.run import Run, create, is_ending, is_measured, read_run
 
 if TYPE_CHECKING:
     from brim.diagnose.live.account import Rank
@@ -47,6 +48,20 @@ def host_facts() -> dict[str, Any]:
         "matmul_flops": _measured_products(),
         "devices_joined": _devices_joined([*os.environ, *(name for name, _, _ in files)]),
     }
+
+
+def new_run(runs: Path, command: Sequence[str]) -> Path:
+    """A run directory below ``runs`` for a command that is about to start on this machine.
+
+    Raises :class:`InputError` when it cannot be made.
+    """
+    try:
+        return create(runs, command, host_facts(), __version__)
+    except OSError as error:
+        raise InputError(
+            f"{runs}: cannot make a run directory ({error.strerror})",
+            hint="choose another place with --runs DIR",
+        ) from None
 
 
 def _measured_products() -> dict[str, dict[str, float]]:

@@ -115,20 +115,12 @@ class _Watch:
         return self._end()
 
     def _start(self, args: argparse.Namespace) -> None:
-        from brim import __version__
-        from brim.cli.measured import host_facts
+        from brim.cli.measured import new_run
         from brim.observe import launch
         from brim.observe.child import Child
-        from brim.record.run import create
 
         command = launch.resolve(args.command)
-        try:
-            self._folder = create(args.runs, args.command, host_facts(), __version__)
-        except OSError as error:
-            raise InputError(
-                f"{args.runs}: cannot make a run directory ({error.strerror})",
-                hint="choose another place with --runs DIR",
-            ) from None
+        self._folder = new_run(args.runs, args.command)
         self._began = time.monotonic()
         output = self._folder / "output.log" if self._view else None
         self._child = Child(command, self._folder, output=output)

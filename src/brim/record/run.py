@@ -71,9 +71,7 @@ def create(root: Path, command: Sequence[str], host: dict[str, Any], version: st
             folder = root / f"{name}.{attempt}"
     else:
         raise FileExistsError(errno.EEXIST, "a thousand runs began in this second", str(folder))
-    started = now.astimezone().isoformat(timespec="seconds")
-    info = RunInfo(brim=version, command=scrub(command), started=started, host=host)
-    save_info(folder, info)
+    _begin(folder, command, host, version)
     return folder
 
 
@@ -85,9 +83,12 @@ def create_at(folder: Path, command: Sequence[str], host: dict[str, Any], versio
     if is_run(folder):
         raise InputError(f"{folder}: holds a run already", hint="give each run a folder of its own")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _begin(folder, command, host, version)
+
+
+def _begin(folder: Path, command: Sequence[str], host: dict[str, Any], version: str) -> None:
     started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    info = RunInfo(brim=version, command=scrub(command), started=started, host=host)
-    save_info(folder, info)
+    save_info(folder, RunInfo(brim=version, command=scrub(command), started=started, host=host))
 
 
 def save_info(folder: Path, info: RunInfo) -> None:

@@ -81,6 +81,8 @@ def attention(capability: Capability) -> Choice:
     sm = sm_name(capability)
     if capability[0] in (9, 10):
         why = f"FlashAttention 4 runs on {sm}; else cuDNN's SDPA, else FlashAttention 2"
+        if capability[0] == 9:  # Dao-AILab/flash-attention#2896
+            why += "; its gradients are wrong for heads of 72 (8B's vision tower) unless padded"
         return Choice(name="attention", value="flash-attention-4", why=why)
     if capability >= AMPERE:
         limit = "; head sizes above 192 are limited backwards" if capability != AMPERE else ""

@@ -269,9 +269,11 @@ def test_a_part_that_backward_computes_again_is_no_model_of_its_own() -> None:
 class _Model(nn.Linear):
     """As a transformers model: a configuration, and a setter that may refuse."""
 
-    def __init__(self, *, refuses: Exception | None = None, fixed: bool = False) -> None:
+    def __init__(
+        self, *, refuses: Exception | None = None, fixed: bool = False, **config: int
+    ) -> None:
         super().__init__(2, 2)
-        self.config = SimpleNamespace(_attn_implementation="eager")
+        self.config = SimpleNamespace(_attn_implementation="eager", **config)
         self.refuses, self.fixed = refuses, fixed
 
     def set_attn_implementation(self, name: str) -> None:
@@ -279,6 +281,11 @@ class _Model(nn.Linear):
             raise self.refuses
         if not self.fixed:
             self.config._attn_implementation = name
+
+
+def _tower(hidden_size: int) -> nn.Module:
+    """As a vision tower of Qwen3-VL: 16 heads, of 64 (4B) or of 72 (8B)."""
+    return _Model(hidden_size=hidden_size, num_heads=16).bfloat16()
 
 
 @pytest.mark.parametrize(
@@ -290,6 +297,11 @@ class _Model(nn.Linear):
         (_Model(refuses=ImportError("flash_attn is missing")), "sdpa", "unavailable", "missing"),
         (_Model(fixed=True), "sdpa", "unavailable", "cannot change"),
         (nn.Linear(2, 2), "sdpa", "unavailable", "none of transformers'"),
+        (_tower(1152), "flash_attention_4", "unavailable", "has wrong gradients for heads of 72"),
+        (_tower(1152), "flash_attention_2", "applied", ""),
+        (_tower(1024), "flash_attention_4", "applied", ""),
+        (_Model(head_dim=80).half(), "flash_attention_4", "unavailable", "heads of 80"),
+        (_Model(head_dim=128).half(), "flash_attention_4", "applied", ""),
     ],
 )
 def test_attention_is_changed_where_the_model_can(

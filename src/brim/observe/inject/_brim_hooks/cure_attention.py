@@ -30,6 +30,12 @@ class Implementation(Cure):
             return self.unavailable("the job has it so already")
         if self.value.startswith("flash") and not _half(found):
             return self.unavailable("flash attention needs bfloat16 or float16")
+        wrong = _wrong_heads(found) if self.value == "flash_attention_4" else None
+        if wrong is not None:
+            return self.unavailable(
+                "flash-attn-4 has wrong gradients for heads of %d (Dao-AILab/flash-attention#2896)"
+                % wrong
+            )
         try:
             found.set_attn_implementation(self.value)
         except (ImportError, ValueError) as error:  # a package or a device that is not there
@@ -50,6 +56,26 @@ def _half(model: Any) -> bool:
     device = next(model.parameters()).device.type
     halves = (torch.bfloat16, torch.float16)
     return torch.is_autocast_enabled(device) or next(model.parameters()).dtype in halves
+
+
+def _wrong_heads(model: Any) -> "int | None":
+    """A head size whose queries get a wrong gradient without a word, in any of the models inside.
+
+    On Hopper, FlashAttention 4 (up to 4.0.0b36 at least) rounds it up to a multiple of 16 for its
+    products and to one of 32 for that gradient; they differ for the 72 of large vision towers.  A
+    loss would tell it too late: the first steps are nearly the same.
+    """
+    cuda = sys.modules["torch"].cuda
+    if cuda.is_initialized() and cuda.get_device_capability()[0] != 9:
+        return None
+    for config in (m.config for m in pretrained(model)):
+        heads = getattr(config, "num_attention_heads", 0) or getattr(config, "num_heads", 0)
+        size = getattr(config, "head_dim", 0)
+        if not size and heads:
+            size = getattr(config, "hidden_size", 0) // heads
+        if size and -(-size // 16) * 16 != -(-size // 32) * 32:
+            return int(size)
+    return None
 
 
 class Sdpa(Switch):

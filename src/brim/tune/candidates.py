@@ -168,9 +168,11 @@ _FLASH: Final = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
 
 def _flash(best: float) -> list[_Try]:
     """``best``: the part of the gain that the first brings."""
-    return [
-        _Try({"attention.implementation": name}, best * 0.95**k) for k, name in enumerate(_FLASH)
-    ]
+    return [_Try(_implementation(name), best * 0.95**k) for k, name in enumerate(_FLASH)]
+
+
+def _implementation(name: str) -> dict[str, Value]:
+    return {"attention.implementation": name}
 
 
 def _attention(finding: Finding, job: Job) -> list[_Try]:
@@ -276,7 +278,7 @@ _UNPROMPTED: Final[tuple[dict[str, Value], ...]] = (
     {"precision.tf32": "high"},
     {"recompute": "none"},
     {"liger": True},
-    *({"attention.implementation": name} for name in _FLASH),
+    *(_implementation(name) for name in _FLASH),
     {"patch_embedding.matmul": True},
     {"optimizer.fused": True},
     {"attention.sdpa": "cudnn"},

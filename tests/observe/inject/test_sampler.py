@@ -148,6 +148,7 @@ def test_what_keeps_the_lock_is_seen_where_it_is_and_not_in_the_next_call_that_g
     sampler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch_interval: float
 ) -> None:
     monkeypatch.setattr("_brim_hooks.sampler.PERIOD", 0.01)
+    monkeypatch.setattr("_brim_hooks.sampler.SHARE", 1.0)
     text, data = json.dumps([{"rank": i} for i in range(10_000)]), bytes(1 << 20)
     truth = {"_parse": 0.0, "_digest": 0.0}
     sampler.start()
@@ -192,6 +193,34 @@ def test_an_interval_that_the_program_has_chosen_is_left_to_it(
     sampler._ask_in_time()
     sampler.stop()
     assert sys.getswitchinterval() == pytest.approx(4 * switch_interval)
+
+
+def test_a_forked_child_takes_turns_as_the_program_has_them(
+    recorder: Any, sampler: Any, switch_interval: float
+) -> None:
+    sampler._sample(0.05, 0.0)
+    sampler._ask_in_time()
+    assert sys.getswitchinterval() < switch_interval
+    recorder._after_fork()  # what a child runs first, where the hooks are armed
+    assert sys.getswitchinterval() == switch_interval
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "period"), [(0.00005, 0.05), (0.0003, 0.1), (0.01, 0.15)], ids=str
+)
+def test_dear_samples_are_taken_less_often(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch, cost_s: float, period: float
+) -> None:
+    from _brim_hooks.sampler import _Pace
+
+    clock = 7.0
+    monkeypatch.setattr(time, "thread_time", lambda: clock)
+    pace = _Pace()
+    assert pace.period == 0.05
+    for _ in range(100):
+        clock += cost_s
+        pace.paid()
+    assert pace.period == pytest.approx(period, rel=0.01)
 
 
 def test_a_training_thread_that_has_ended_is_no_error(recorder: Any, sampler: Any) -> None:

@@ -192,8 +192,10 @@ def _probed(evidence: Evidence) -> tuple[float, str]:
     fast = statistics.median(s.wall - s.input_wait for s in probed)
     how = (
         f"a step takes {duration(slow)} with it and {duration(fast)} without, measured by "
-        f"switching it off for {len(evidence.chosen.probed)} steps"
+        f"switching it off for {len(probed)} steps"
     )
+    if _paused(evidence):
+        how += ", which the profiler's trace lacks"
     return max(0.0, slow - fast) * len(evidence.chosen.steps), how
 
 

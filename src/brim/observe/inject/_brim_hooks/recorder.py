@@ -45,8 +45,12 @@ def arm() -> None:
 
 
 def _after_fork() -> None:
+    """The sampler's thread is not in the child."""
     global current
     current = None
+    sampler = sys.modules.get("_brim_hooks.sampler")
+    if sampler is not None:
+        sampler.give_interval_back()
 
 
 def failed(where: str, error: Any) -> None:

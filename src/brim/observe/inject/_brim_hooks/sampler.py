@@ -41,6 +41,12 @@ _interval = sys.getswitchinterval()  # the program's own
 _SKIP = os.path.dirname(os.path.abspath(__file__))
 
 
+def give_interval_back() -> None:
+    """Where nothing samples any more, threads take turns as the program has them."""
+    if sys.getswitchinterval() == HASTE:
+        sys.setswitchinterval(_interval)
+
+
 class _Pace:
     """The pause between samples: as long as their cost asks for.
 
@@ -88,8 +94,7 @@ class Sampler:
             self.running.release()
         if self.thread is not None and threading.current_thread() is not self.thread:
             self.thread.join(1.0)
-        self.alone = False
-        self._ask_in_time()
+        give_interval_back()
 
     def take(self) -> dict[str, list[float]]:
         """Samples since the last call: {stack: [n, wall, cpu, lock wait]} in seconds."""
@@ -100,12 +105,17 @@ class Sampler:
         return counts
 
     def _run(self) -> None:
+        try:
+            self._look()
+        finally:
+            give_interval_back()
+
+    def _look(self) -> None:
         due = last = time.perf_counter()
         pace = _Pace()
         while not _recorder.off:
-            pause = pace.period * (
-                0.6 + 0.8 * _random.random()
-            )  # never in step with the job's rhythm
+            # never in step with the job's rhythm
+            pause = pace.period * (0.6 + 0.8 * _random.random())
             before = time.perf_counter()
             if self.running.acquire(timeout=pause):
                 return

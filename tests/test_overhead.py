@@ -1,13 +1,12 @@
-"""The statistics of ``benchmarks/overhead.py``: what its interval promises, it holds."""
+"""The statistics of ``benchmarks/overhead.py``: costs that are put in come out."""
 
 from __future__ import annotations
 
 import importlib.util
 import random
-import threading
-import time
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -22,51 +21,78 @@ def overhead() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("count", "low", "high"),
-    # tables of the sign test's interval for a median, two-sided 95 %
-    [(6, 1, 6), (8, 1, 8), (10, 2, 9), (15, 4, 12), (20, 6, 15), (50, 18, 33)],
-)
-def test_the_interval_is_the_one_of_the_sign_test(
-    overhead: ModuleType, count: int, low: int, high: int
+HOOKS, SAMPLE, WRITE = 100e-6, 300e-6, 2000e-6  # seconds of the step or look that has one
+
+
+def _pairs(rng: random.Random, count: int) -> list[dict[str, float]]:
+    """Steps of 20 ms under noise with a tail of outliers a hundred times as wide, a sample in four
+    of ten, and lines written in one of ten samples of a step with hooks."""
+    pairs = []
+    for _ in range(count):
+        pair: dict[str, float] = {}
+        for name in ("on", "off"):
+            samples = int(rng.random() < 0.4)
+            writes = int(samples and rng.random() < 0.1)
+            noise = rng.gauss(0, 50e-6) * (100 if rng.random() < 0.02 else 1)
+            cost = HOOKS * (name == "on") + SAMPLE * samples + WRITE * writes * (name == "on")
+            pair |= {
+                f"{name}_s": 0.02 + cost + noise,
+                f"{name}_cpu_s": 0.02 + cost,
+                f"{name}_samples": samples,
+                f"{name}_writes": writes,
+            }
+        pairs.append(pair)
+    return pairs
+
+
+def test_hooks_samples_and_writes_are_told_apart(overhead: ModuleType) -> None:
+    found = overhead._summary(_pairs(random.Random(0), 1200))["cpu_s"]
+    assert found["hooks"][0] == pytest.approx(HOOKS, abs=1e-9)
+    assert found["samples"][0] == pytest.approx(0.4 * SAMPLE, rel=0.1)
+    assert found["writes"][0] == pytest.approx(0.04 * WRITE, rel=0.3)
+    middle, low, high = found["total"]
+    assert middle == pytest.approx(sum(found[part][0] for part in ("hooks", "samples", "writes")))
+    assert low <= HOOKS + 0.4 * SAMPLE + 0.04 * WRITE <= high
+
+
+def test_the_interval_holds_the_cost_of_hooks_in_95_of_100_tries_whatever_the_tails(
+    overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = list(range(1, count + 1))
-    random.Random(0).shuffle(values)
-    middle, *ends = overhead.interval(values)
-    assert (middle, ends) == ((count + 1) / 2, [low, high])
+    monkeypatch.setattr(overhead, "DRAWS", 80)
+    rng, held = random.Random(1), 0
+    for _ in range(60):
+        pairs = _pairs(rng, 120)
+        wall = [p["on_s"] - p["off_s"] for p in pairs]
+        _, low, high = overhead.intervals(pairs, wall)["hooks"]
+        held += low <= HOOKS <= high
+    assert held >= 0.85 * 60
 
 
-def test_two_thousand_pairs_are_no_float_too_large(overhead: ModuleType) -> None:
-    middle, low, high = overhead.interval([float(i) for i in range(2001)])
-    assert middle == 1000.0
-    assert 1000.0 - low == high - 1000.0 == pytest.approx(0.98 * 2001**0.5, abs=1.0)
+def test_whole_runs_know_their_total_alone(overhead: ModuleType) -> None:
+    runs = [{"on_s": 1.02, "off_s": 1.0, "on_cpu_s": 1.01, "off_cpu_s": 1.0}] * 5
+    found = overhead._summary(runs)
+    assert list(found["wall"]) == ["total"]
+    assert found["wall"]["total"] == pytest.approx((0.02, 0.02, 0.02))
 
 
-def test_the_interval_holds_the_median_in_95_of_100_tries_whatever_the_tails(
-    overhead: ModuleType,
+def test_the_sampler_goes_on_while_the_hooks_are_off_and_its_work_is_counted(
+    overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = random.Random(1)
-    held = 0
-    for _ in range(400):
-        # a shift of 2 under noise with a tail of outliers a hundred times as wide
-        noise = [rng.gauss(0, 1) * (100 if rng.random() < 0.1 else 1) for _ in range(61)]
-        _, low, high = overhead.interval([2.0 + n for n in noise])
-        held += low <= 2.0 <= high
-    assert held >= 0.92 * 400
+    calls: list[str] = []
+    module = ModuleType("sampling")
 
+    class Sampler:
+        owner = SimpleNamespace(write=lambda: calls.append("write"))
 
-def test_a_closed_gate_keeps_the_sampler_waiting_and_its_clock_at_rest(
-    overhead: ModuleType,
-) -> None:
-    gate, answers = overhead.Gate(), []
-    thread = threading.Thread(target=lambda: answers.append(gate.acquire(timeout=0.2)))
-    thread.start()
-    gate.turn(on=False)  # returns once the thread rests
-    time.sleep(0.3)
-    assert answers == []
-    gate.turn(on=True)
-    thread.join(10.0)
-    assert answers == [False]
-    gate.release()
-    assert gate.acquire(timeout=5.0) is True
-    assert not gate.locked()
+        def _sample(self, wall: float, late: float) -> None:
+            calls.append(f"sample {wall} {late}")
+
+    Sampler.__module__ = "sampling"
+    monkeypatch.setitem(sys.modules, "sampling", module)
+    sampler, hooks = Sampler(), SimpleNamespace(off=True, thread_cpu=7)
+    counted = overhead.Samples(sampler, hooks)
+    sampler._sample(0.05, 0.0)
+    sampler.owner.write()
+    assert (counted.taken, counted.written, calls) == (1, 1, ["sample 0.05 0.0", "write"])
+    seen = vars(module)["_recorder"]
+    assert (seen.off, seen.thread_cpu) == (False, 7)

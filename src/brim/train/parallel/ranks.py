@@ -27,6 +27,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 HOST_TIMEOUT = timedelta(hours=12)
 """Hosts wait for each other while one of them scans data, loads weights or writes a checkpoint."""
 
+_left: list[dist.ProcessGroup | None] = []
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
@@ -99,8 +101,15 @@ class Ranks:
         return result  # type: ignore[return-value]
 
     def leave(self) -> None:
-        """Close the process groups."""
+        """Close the process groups; those of gloo are kept as they are until the process ends.
+
+        Gloo's thread lets go of the last collective under a lock, for which it may need the
+        interpreter's; a thread that destroys the group holds the latter and waits for the former.
+        """
         if self.together and dist.is_initialized():
+            _left.append(self.host)
+            if self.device.type == "cpu":
+                _left.append(dist.group.WORLD)
             dist.destroy_process_group()
 
 

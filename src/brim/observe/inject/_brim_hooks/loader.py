@@ -49,7 +49,7 @@ def _wrap_next(original: Callable[[Any], Any], module: Any) -> Callable[[Any], A
         if rec is None:
             return original(self)
         _inside.loader, outer, t = True, rec.phase, now()
-        cpu = rec.cpu() if rec.waits else None
+        cpu = rec.cpu() if rec.asks() else None
         rec.phase = "input"
         ready = _ready(self)
         try:
@@ -72,22 +72,21 @@ def _ready(iterator: Any) -> int | None:
         return None
 
 
-SHORT = 0.0005  # seconds: asking for the CPU time of a shorter wait takes a good part of it
-SMALL = 0.05  # of the step before: asking costs more than knowing is worth
-
-
 @_r.guarded
 def _account(
     rec: Recorder, iterator: Any, wall: float, begun: "float | None", in_this_process: bool
 ) -> None:
-    """``begun``: CPU time of the thread when it asked; None after a batch that was there at once.
-    Then a short wait computes, and a long one has come as a surprise: it is what it is called."""
-    short = max(SHORT, SMALL * rec.wall)
+    """``begun``: CPU time of the thread when it began; None where it was not asked for.  Then a
+    short wait computes, one like the last that was measured does so as much, and a much longer one
+    has come as a surprise: it is what it is called."""
     if begun is not None:
         cpu = rec.cpu() - begun
+        rec.asked = (wall, cpu)
+    elif _r.SHORT <= wall < 2 * rec.asked[0]:
+        cpu = wall * rec.asked[1] / rec.asked[0]
     else:
-        cpu = wall if wall < short or in_this_process else 0.0
-    rec.waits = wall >= short
+        cpu = wall if wall < _r.SHORT or in_this_process else 0.0
+    rec.waited = wall
     if rec.evaluating is not None and rec.evaluating == rec.backwards:
         rec.add("evaluation_input", wall)
         return

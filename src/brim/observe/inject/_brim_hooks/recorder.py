@@ -11,6 +11,7 @@ while the training thread computes.  A killed job loses the steps of its last mo
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -179,7 +180,8 @@ class Recorder:
         self.backwards = 0
         self.batches_seen = 0
         self.counts_tokens = False
-        self.waits = True  # the last batch was not there at once
+        self.waited = math.inf  # seconds for the last batch
+        self.asked = (1e-9, 0.0)  # wall and CPU seconds for the last batch that was measured
         self.plan: Any = None  # of :mod:`_brim_hooks.window`
         self.loaded = False  # a torch DataLoader feeds this process
         self.evaluating: int | None = None  # backward passes when the model was set to eval()
@@ -206,6 +208,12 @@ class Recorder:
         """CPU seconds of the training thread so far; what was known last once it has ended."""
         value = thread_cpu(self.native)
         return self.last_cpu if value is None else value
+
+    def asks(self) -> bool:
+        """Whether the next wait's CPU time is worth two clock reads: not after a batch that was
+        there at once, and in every fourth step where it is a small part of it."""
+        small = 0.2 * self.wall
+        return self.waited >= SHORT and (self.waited >= small or self.n % 4 == 0)
 
     def wants_batches(self) -> bool:
         """No loader has shown a batch, and training is on its way."""
@@ -281,6 +289,7 @@ class Recorder:
             current = None
 
 
+SHORT = 0.0005  # seconds: asking for the CPU time of a shorter wait takes a good part of it
 DELAY_EVERY = 0.1  # seconds between readings of the time without a core
 PATIENCE = 20.0  # seconds after torch is there, without any sign of training
 

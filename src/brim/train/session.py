@@ -74,22 +74,13 @@ def start(
     ranks = ranks or Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     device = ranks.device
     tell = say if ranks.first else _silent
-    choices = _choices(config.model, device)
-    for name, reason in choices.reasons().items():
-        tell(f"{name:13} {reason}")
-    torch.backends.cuda.matmul.allow_tf32 = choices.tf32.value
-    torch.backends.cudnn.allow_tf32 = choices.tf32.value
+    choices = _decide(config.model, device, tell)
     folder = ranks.in_turn(lambda: _folder(config.model))
     output = Path(config.output_dir)
     records = Records(
-        output / "records",
-        command,
-        device,
-        report_to=config.train.report_to,
-        settings=flat(config),
-        say=tell,
-        ranks=ranks,
-    )
+        output / "records", command, device,
+        report_to=config.train.report_to, settings=flat(config), say=tell, ranks=ranks,
+    )  # fmt: skip
     dtype = DTYPES[choices.dtype.value]
     rows = ranks.in_turn(lambda: _rows(config, folder, ranks, dtype, records.folder, scanned))
     rows.prepared.plan.share(0, ranks.world)  # says so when the ranks cannot
@@ -121,6 +112,16 @@ def start(
         show=show,
     )
     return Session(trainer, rows, choices, folder)
+
+
+def _decide(table: ModelTable, device: torch.device, tell: Callable[[str], None]) -> Choices:
+    """Choose kernels and number types, say why, and set what torch keeps for the whole process."""
+    choices = _choices(table, device)
+    for name, reason in choices.reasons().items():
+        tell(f"{name:13} {reason}")
+    torch.backends.cuda.matmul.allow_tf32 = choices.tf32.value
+    torch.backends.cudnn.allow_tf32 = choices.tf32.value
+    return choices
 
 
 def _choices(table: ModelTable, device: torch.device) -> Choices:

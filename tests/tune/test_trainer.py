@@ -86,6 +86,19 @@ def test_longer_rows_keep_the_tokens_of_a_step() -> None:
     assert _settings(CPU, _now(data__tokens_per_row=65_536)) == []
 
 
+def test_longer_rows_and_threads_are_worth_what_the_diagnosis_says() -> None:
+    now = _now(data__threads=1, data__tokens_per_row=256, model__recompute_text_blocks=4)
+    rows = {"data.tokens_per_row": 512, "data.rows_per_step": 4}
+
+    def order(cause: str) -> list[dict[str, Any]]:
+        finding = Finding(cause=cause, share=0.4, gain=(1.4, 1.7), confidence="high", evidence=[])
+        return _settings(Outcome(ending="measured", device=CPU.device, findings=[finding]), now)
+
+    assert order("compute.padding")[0] == rows
+    assert order("compute.padding")[-1] == {"data.threads": 0}
+    assert order("input.decode").index({"data.threads": 0}) < order("input.decode").index(rows)
+
+
 POOR = """\
 output_dir = "out"
 

@@ -45,6 +45,11 @@ _AUTOMATIC: Final[tuple[tuple[str, Value, float], ...]] = (
 )
 """Field, the value with which the trainer chooses by itself, and what that is often worth."""
 
+_UNSEEN: Final = 1.01
+"""What a cure is expected to bring where the diagnosis shows no loss of its kind."""
+_HALVED: Final = 0.5
+"""The part of the gain that rows twice as long may bring against padding: half of it goes."""
+
 _ON_A_DEVICE: Final[tuple[tuple[dict[str, Value], float], ...]] = (
     ({"model.fp8": "tensorwise"}, 1.25),
     ({"model.activation_budget": "1.0"}, 1.04),
@@ -78,18 +83,29 @@ def of_config(
 
 def fields(outcome: Outcome, now: Mapping[str, Any]) -> list[Candidate]:
     """What could be tried when the configuration is ``now`` (dotted fields)."""
+    waits = _gain(outcome, "input.") > 1.0
     found = [
-        Candidate(settings={field: value}, expected=worth)
+        Candidate(
+            settings={field: value},
+            expected=_UNSEEN if field == "data.threads" and not waits else worth,
+        )
         for field, value, worth in _AUTOMATIC
         if field in now and now[field] != value
     ]
     found += [c for finding in outcome.findings for c in _for_input(finding)]
     longer = _longer_rows(now)
     if longer is not None:
-        found.append(Candidate(settings=longer, expected=1.1 if outcome.on_device else 1.02))
+        fewer = 1.1 if outcome.on_device else 1.02
+        padding = _gain(outcome, "compute.padding") ** _HALVED
+        found.append(Candidate(settings=longer, expected=max(fewer, padding)))
     if outcome.on_device:
         found += [Candidate(settings=dict(s), expected=worth) for s, worth in _ON_A_DEVICE]
     return sorted(found, key=lambda c: -c.expected)
+
+
+def _gain(outcome: Outcome, cause: str) -> float:
+    """The most that the findings of a kind promise; 1 where there is none."""
+    return max((f.gain[1] for f in outcome.findings if f.cause.startswith(cause)), default=1.0)
 
 
 def _for_input(finding: Finding) -> list[Candidate]:

@@ -310,7 +310,8 @@ def _period(evidence: Evidence, kind: str, doing: str, seconds: float, sites: li
 def _lengthens(steps: Sequence[Step], seen: list[int]) -> bool:
     """Are the steps in which it was seen longer than the others?  A sample hits a short step now
     and then, whatever is done in each of them."""
-    others = [s.wall for i, s in enumerate(steps) if i not in set(seen)]
+    hit = set(seen)
+    others = [s.wall for i, s in enumerate(steps) if i not in hit]
     if len(seen) < MANY * len(steps) or len(others) < len(seen):
         return True
     return statistics.median(steps[i].wall for i in seen) > 1.2 * statistics.median(others)
